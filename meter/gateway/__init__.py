@@ -1,0 +1,1 @@
+"""The life of a request: identify, read, admit, relay, settle, record."""

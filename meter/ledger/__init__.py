@@ -1,0 +1,1 @@
+"""What was used: records, prices, the journal on local disk, the shipper, the tables, what finance asks."""

@@ -1,0 +1,1 @@
+"""Every Prometheus collector, and the structured log."""
