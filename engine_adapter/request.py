@@ -1,0 +1,323 @@
+"""A parsed call: which model, how much it may cost, and the body to send on.
+
+vLLM coerces types, lets the last of doubled keys win and decodes what it likes, so a body passed on unread would not be
+the body that was checked. Here the top level is read in one pass, each value left as the bytes it came in; the few fields
+that decide about cost are checked strictly; and the body is written anew from the same members. Standard: RFC 8259.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import msgspec
+
+Endpoint = Literal["chat", "completions", "embeddings"]
+Kind = Literal["vllm", "openai"]
+Members = dict[str, msgspec.Raw]
+
+ENDPOINTS: Final[dict[str, Endpoint]] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/embeddings": "embeddings",
+}
+
+LARGEST: Final = 2**53
+"""Whole numbers above this are not exact in every JSON reader (RFC 8259, section 6)."""
+
+LIMIT_FIELDS: Final = ("max_tokens", "max_completion_tokens")
+
+DROPPED: Final = ("priority", "request_id")
+"""Members that reach past the caller's own request: another's turn in the scheduler, the engine's name of the request.
+They are left out of what is sent on."""
+
+COST_UNKNOWN: Final = {
+    "use_beam_search": "beam search makes more tokens than it reports, so it is not offered: leave use_beam_search out",
+    "prompt_embeds": "the size of prompt_embeds cannot be known: send the prompt as text or token ids",
+    "chat_template": "the size of a prompt written by the request's own template cannot be known: leave chat_template out",
+    "previous_response_id": "the size of an earlier response cannot be known: send its messages instead",
+}
+
+PROMPT_FIELDS: Final = (
+    "tools",
+    "functions",
+    "response_format",
+    "documents",
+    "chat_template_kwargs",
+    "suffix",
+)
+"""Members besides messages and prompt that enter the prompt, or may."""
+
+MEDIA_FIELDS: Final = {"image_url": "images", "input_audio": "audios", "audio_url": "audios", "video_url": "videos"}
+"""Members of a content part that hold a picture, sound or film: never text, however many bytes of base64."""
+
+
+class BadRequest(Exception):
+    """The body is not what the endpoint takes (400 `invalid_request_error`). `param` names the field, if it is one."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+@dataclass(slots=True)
+class PromptParts:
+    """What enters the prompt, in sizes. `token_ids` are exact tokens; the rest is for `prompt_size` to judge."""
+
+    text_bytes: int = 0
+    """UTF-8 bytes of all text, names and ids in messages or prompts, and of the JSON of tools and schemas"""
+    messages: int = 0
+    texts: int = 0
+    """prompts given as text, without a chat template"""
+    token_ids: int = 0
+    tools: bool = False
+    images: int = 0
+    audios: int = 0
+    videos: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request for tokens, checked. `members` are the body's own top-level values, byte for byte, in their order."""
+
+    endpoint: Endpoint
+    model: str
+    stream: bool
+    wants_usage: bool
+    """the client asked for a stream's usage"""
+    wants_live_usage: bool
+    """… and for running figures in every event (vLLM gives these only together)"""
+    prompts: int
+    choices: int
+    """answers per prompt the engine may work on: the larger of n and best_of"""
+    asked_output: int | None
+    """tokens per answer: the larger of the limits sent (vLLM obeys one of them), None without"""
+    prompt: PromptParts
+    members: Members = field(repr=False)
+
+    def body(self, *, model: str, output_limit: int | None, kind: Kind) -> bytes:
+        """The body for a backend: this model's name there, at most `output_limit` tokens per answer, usage asked for.
+
+        Changed are only `model`, the limits, and on streams `stream_options`; DROPPED members are left out. Every other
+        value is sent as it came, in its place.
+        """
+        changed: dict[str, bytes] = {"model": msgspec.json.encode(model)}
+        if output_limit is not None:
+            changed.update(self._limits(output_limit))
+        if self.stream:
+            changed.update(self._stream_options(kind))
+        members = {name: value for name, value in self.members.items() if name not in DROPPED} | changed
+        return _object(members)
+
+    def _limits(self, limit: int) -> dict[str, bytes]:
+        sent = [name for name in LIMIT_FIELDS if _given(self.members, name)]
+        if not sent or self.endpoint == "completions":
+            # completions knows no max_completion_tokens: alone, it would be passed over
+            sent.append("max_tokens")
+        return dict.fromkeys(sent, b"%d" % limit)
+
+    def _stream_options(self, kind: Kind) -> dict[str, bytes]:
+        options = _stream_options(self.members)
+        asked = ("include_usage", "continuous_usage_stats") if kind == "vllm" else ("include_usage",)
+        if all(options.get(name) == _TRUE for name in asked):
+            return {}
+        return {"stream_options": _object({**options, **dict.fromkeys(asked, b"true")})}
+
+
+def parse(endpoint: Endpoint, raw: bytes) -> Call:
+    """Reads and checks one body. Raises BadRequest, whatever the bytes; costs time linear in their number."""
+    members = _members(raw)
+    for name, reason in COST_UNKNOWN.items():
+        if _given(members, name) and members[name] != _FALSE:
+            raise BadRequest(f"This cannot be metered: {reason}.", name)
+    stream = _flag(members, "stream")
+    if stream and endpoint == "embeddings":
+        raise BadRequest("stream must be false or left out: embeddings are not streamed.", "stream")
+    options = _stream_options(members)
+    wants_usage = _flag(options, "include_usage", "stream_options.")
+    live = _flag(options, "continuous_usage_stats", "stream_options.")
+    limits = [limit for name in LIMIT_FIELDS if (limit := _count(members, name)) is not None]
+    prompts, parts = _prompt(endpoint, members)
+    return Call(
+        endpoint=endpoint,
+        model=_model(members),
+        stream=stream,
+        wants_usage=stream and wants_usage,
+        wants_live_usage=stream and wants_usage and live,
+        prompts=prompts,
+        choices=1 if endpoint == "embeddings" else max(_count(members, "n") or 1, _count(members, "best_of") or 1),
+        asked_output=None if endpoint == "embeddings" else max(limits, default=None),
+        prompt=parts,
+        members=members,
+    )
+
+
+_READ_MEMBERS = msgspec.json.Decoder(Members)
+_READ_OBJECTS = msgspec.json.Decoder(list[Members])
+_READ_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_READ_STRING = msgspec.json.Decoder(str)
+_READ_STRINGS = msgspec.json.Decoder(list[str])
+_TRUE, _FALSE, _NULL = msgspec.Raw(b"true"), msgspec.Raw(b"false"), msgspec.Raw(b"null")
+
+_BLANKS = b" \t\r\n"
+_IDS = re.compile(rb"\[\d++(?:,\d++)*+\]")
+_LISTS_OF_IDS = re.compile(rb"\[\[\d++(?:,\d++)*+\](?:,\[\d++(?:,\d++)*+\])*+\]")
+
+
+def _members(raw: bytes) -> Members:
+    """The top level. msgspec checks the grammar all the way down (no NaN, no trailing bytes); UTF-8 is checked here."""
+    if not raw:
+        raise BadRequest("The body is empty: send a JSON object.")
+    try:
+        if not raw.isascii():
+            raw.decode()
+        return _READ_MEMBERS.decode(raw)
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"The body is not valid UTF-8 (byte {error.start}).") from None
+    except RecursionError:
+        raise BadRequest("The body is nested too deeply.") from None
+    except msgspec.ValidationError:
+        raise BadRequest("The body must be a JSON object.") from None
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"The body is not valid JSON: {error}.") from None
+
+
+def _object(members: dict[str, msgspec.Raw] | dict[str, bytes] | dict[str, msgspec.Raw | bytes]) -> bytes:
+    pieces: list[bytes | msgspec.Raw] = []
+    for name, value in members.items():
+        pieces += (b"," if pieces else b"{", msgspec.json.encode(name), b":", value)
+    return b"".join((*pieces, b"}" if pieces else b"{}"))
+
+
+def _given(members: Members, name: str) -> bool:
+    """Present and not null: null means "not set" to every engine."""
+    return members.get(name, _NULL) != _NULL
+
+
+def _flag(members: Members, name: str, path: str = "") -> bool:
+    value = members.get(name, _NULL)
+    if value == _TRUE:
+        return True
+    if value in (_FALSE, _NULL):
+        return False
+    raise BadRequest(f"{path}{name} must be true or false.", path + name)
+
+
+def _count(members: Members, name: str) -> int | None:
+    """A whole number of at least 1, written as one. `max_tokens: 0` is refused even with `echo`: vLLM makes and counts
+    one token for it."""
+    if not _given(members, name):
+        return None
+    digits = bytes(members[name])
+    if digits.isdigit() and len(digits) <= 16 and 1 <= (number := int(digits)) <= LARGEST:
+        return number
+    raise BadRequest(f"{name} must be a whole number, at least 1.", name)
+
+
+def _model(members: Members) -> str:
+    try:
+        model = _READ_STRING.decode(members["model"])
+    except (KeyError, msgspec.ValidationError):
+        model = ""
+    if not model:
+        raise BadRequest("model must be the name of a model, as a string.", "model")
+    return model
+
+
+def _stream_options(members: Members) -> Members:
+    if not _given(members, "stream_options"):
+        return {}
+    try:
+        return _READ_MEMBERS.decode(members["stream_options"])
+    except msgspec.ValidationError:
+        raise BadRequest("stream_options must be an object.", "stream_options") from None
+
+
+def _prompt(endpoint: Endpoint, members: Members) -> tuple[int, PromptParts]:
+    """How many prompts, and what is in them."""
+    parts = PromptParts(tools=_given(members, "tools") or _given(members, "functions"))
+    parts.text_bytes = sum(len(members[name]) for name in PROMPT_FIELDS if _given(members, name))
+    if endpoint == "chat" or (endpoint == "embeddings" and _given(members, "messages")):
+        _measure_messages(members, parts)
+        return 1, parts
+    name = "prompt" if endpoint == "completions" else "input"
+    return _measure_prompts(members.get(name, _NULL), name, parts), parts
+
+
+def _measure_messages(members: Members, parts: PromptParts) -> None:
+    try:
+        messages = _READ_OBJECTS.decode(members["messages"])
+    except (KeyError, msgspec.ValidationError):
+        messages = []
+    if not messages:
+        raise BadRequest("messages must be a list of at least one message object.", "messages")
+    parts.messages = len(messages)
+    for message in messages:
+        for name, value in message.items():
+            if name == "content" and _first(value) == b"[":
+                _measure_content(value, parts)
+            else:
+                parts.text_bytes += _size(value)
+
+
+def _measure_content(content: msgspec.Raw, parts: PromptParts) -> None:
+    for part in _READ_LIST.decode(content):
+        if _first(part) != b"{":
+            parts.text_bytes += _size(part)
+            continue
+        for name, value in _READ_MEMBERS.decode(part).items():
+            if medium := MEDIA_FIELDS.get(name):
+                setattr(parts, medium, getattr(parts, medium) + 1)
+            elif name != "type":
+                parts.text_bytes += _size(value)
+
+
+def _measure_prompts(value: msgspec.Raw, name: str, parts: PromptParts) -> int:
+    """A string, a list of strings, a list of token ids, or a list of such lists: how many prompts."""
+    if _first(value) == b'"':
+        texts = [_READ_STRING.decode(value)]
+    elif ids := _token_ids(value):
+        parts.token_ids, prompts = ids
+        return prompts
+    else:
+        texts = _strings(value, name)
+    parts.text_bytes += sum(map(_bytes_of, texts))
+    parts.texts = len(texts)
+    return len(texts)
+
+
+def _strings(value: msgspec.Raw, name: str) -> list[str]:
+    try:
+        texts = _READ_STRINGS.decode(value)
+    except msgspec.ValidationError:
+        texts = []
+    if not texts:
+        raise BadRequest(f"{name} must be a string, a list of strings, or a list (or lists) of token ids.", name)
+    return texts
+
+
+def _token_ids(value: msgspec.Raw) -> tuple[int, int] | None:
+    """Token ids and lists of them, counted without making a list of a million numbers; None if it is not ids."""
+    compact = bytes(value).translate(None, _BLANKS)
+    if _IDS.fullmatch(compact):
+        return compact.count(b",") + 1, 1
+    if _LISTS_OF_IDS.fullmatch(compact):
+        return compact.count(b",") + 1, compact.count(b"],[") + 1
+    return None
+
+
+def _first(value: msgspec.Raw) -> bytes:
+    return bytes(memoryview(value)[:1])
+
+
+def _size(value: msgspec.Raw) -> int:
+    """Text in UTF-8 bytes; anything else, such as tool calls, as its JSON."""
+    if _first(value) == b'"':
+        return _bytes_of(_READ_STRING.decode(value))
+    return 0 if value == _NULL else len(value)
+
+
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
