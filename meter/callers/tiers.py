@@ -54,7 +54,9 @@ class ScopeTerms(Terms):
     def _makes_sense(self) -> Self:
         if found := problems(self.policy):
             raise PydanticCustomError(
-                "policy", "{reason}", {"reason": "; ".join(f"{field}: {reason}" for field, reason in found)}
+                "policy",
+                "{reason}",
+                {"reason": "; ".join(f"{field}: {reason}" for field, reason in found), "problems": found},
             )
         return self
 
@@ -86,6 +88,19 @@ class Tier(ScopeTerms):
     priority: Annotated[Whole, Field(ge=-(2**31), lt=2**31)] = 0
     shadow: ShadowTerms | None = None
     models: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
+
+
+class Override(Tier):
+    """The part of a tier's terms that one key has of its own. Whether they make sense shows only in `merged`."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        return self
+
+
+def given(terms: ScopeTerms) -> dict[str, Any]:
+    """The fields that were said, as they are stored; the rest stays open to the tier's or the product's defaults."""
+    return terms.model_dump(mode="json", exclude_unset=True, exclude={"managed_by"})
 
 
 def merged(tier: Mapping[str, Any], override: Mapping[str, Any]) -> Tier:
