@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -73,7 +73,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     record: UsageRecord
     account_slot: str
-    scope_names: tuple[tuple[str, str], ...]
+    scope_names: tuple[tuple[Literal["key", "team"], str], ...]
 
 
 class Advanced(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -82,3 +82,22 @@ class Advanced(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     exchange_id: UUID
     prompt_tokens: int
     completion_tokens: int
+
+
+MAX_INTEGER = 2**63 - 1
+
+
+def storable(record: UsageRecord) -> UsageRecord:
+    """The same, but for what no file and no database takes: NUL and lone surrogates in texts, numbers beyond 64 bits."""
+    return UsageRecord(**{name: _storable(value) for name, value in msgspec.structs.asdict(record).items()})
+
+
+def _storable(value: Any) -> Any:
+    match value:
+        case str():
+            return value.replace("\0", "").encode(errors="replace").decode()
+        case dict():
+            return {_storable(name): _storable(item) for name, item in value.items()}
+        case int() if not isinstance(value, bool):
+            return max(-MAX_INTEGER, min(value, MAX_INTEGER))
+    return value
