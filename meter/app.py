@@ -1,0 +1,315 @@
+"""Composition: builds everything once, starts it in order, stops it in reverse. The only place that names the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, Self
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from engine_adapter.http1 import Workers
+from meter.admin.health import health_app
+from meter.admin.site import AdminDeps, admin_app
+from meter.callers.directory import Directory
+from meter.callers.registry import Registry
+from meter.config import Config, QuotaStoreTerms
+from meter.gateway.exchange import Gateway
+from meter.gateway.fleet import Fleet
+from meter.gateway.server import TrafficSite
+from meter.gateway.tokenizers import ExactPrompts, tokenizers_of
+from meter.ledger.database import migrate, open_engine
+from meter.ledger.journal import Journal
+from meter.ledger.record import Opened
+from meter.ledger.shipper import Shipper
+from meter.telemetry import log
+from meter.telemetry.metrics import Metrics
+from quotas.guarded import GuardedStore
+from quotas.memory import MemoryStore
+from quotas.policy import Policy
+from quotas.redis import RedisStore
+from quotas.store import Account, QuotaStore, Scope
+
+Sites = Literal["all", "admin", "traffic"]
+
+MB = 1024 * 1024
+ADOPT_SECONDS = 10.0
+"""How often a living process looks for the journals of dead ones."""
+SHIP_SECONDS = 10.0
+"""How long a stop waits for the last records to reach the database; what did not stays in the journal."""
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where the sites really listen (a configured 0 is a free port); None: not started."""
+
+    traffic: int | None
+    admin: int | None
+    health: int | None
+
+
+class Sidecar:
+    """One process: the sites that were asked for, and what they stand on."""
+
+    def __init__(self, config: Config, sites: Sites = "all") -> None:
+        self._config = config
+        self._sites = sites
+        self._stack = AsyncExitStack()
+        self._started = False
+        self._gateway: Gateway | None = None
+        self._traffic: TrafficSite | None = None
+        self._journal: Journal
+        self._shipper: Shipper
+        self._directory: Directory
+        self._store: GuardedStore
+        self._metrics = Metrics()
+        self.ports = Ports(None, None, None)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    # ---- starting, in order; each step leaves on the stack how it is undone ------------------------------------------
+
+    async def _start(self) -> None:
+        config, stack = self._config, self._stack
+        engine = open_engine(config.ledger.url)
+        stack.push_async_callback(engine.dispose)
+        if urlsplit(config.ledger.url).scheme.startswith("sqlite"):
+            await migrate(config.ledger.url)
+        registry = Registry(engine, now)
+        config.ledger.journal_dir.mkdir(parents=True, exist_ok=True)
+        self._directory = Directory(engine, config, config.ledger.journal_dir / "callers.snapshot", now)
+        await self._directory.start()
+        stack.push_async_callback(self._directory.stop)
+        self._store = quota_store(config.quota_store, self._store_changed)
+        stack.push_async_callback(self._store.close)
+        health = await self._listen(health_app(self), config.health.host, config.health.port)
+        traffic = await self._start_traffic(engine) if self._sites != "admin" else None
+        admin = await self._start_admin(engine, registry) if self._sites != "traffic" else None
+        self.ports = Ports(traffic, admin, health)
+        self._collect()
+        self._started = True
+
+    async def _start_traffic(self, engine: AsyncEngine) -> int:
+        config, stack, ledger = self._config, self._stack, self._config.ledger
+        self._journal = Journal(
+            ledger.journal_dir, fsync_seconds=ledger.fsync_ms / 1000, max_bytes=int(ledger.journal_max_mb * MB)
+        )
+        self._journal.start()
+        stack.callback(self._journal.stop)
+        self._shipper = Shipper(
+            self._journal, engine, batch_rows=ledger.batch_rows, batch_seconds=ledger.batch_ms / 1000
+        )
+        self._shipper.start()
+        stack.push_async_callback(self._shipper.stop, SHIP_SECONDS)
+        workers = Workers()
+        stack.push_async_callback(workers.close)
+        fleet = Fleet.of(config)
+        gateway = self._gateway = Gateway(
+            config=config,
+            fleet=fleet,
+            callers=self._directory,
+            prices=lambda: self._directory.prices,
+            store=self._store,
+            journal=self._journal,
+            workers=workers,
+            metrics=self._metrics,
+            exact=ExactPrompts(workers, tokenizers_of(fleet)),
+            now=now,
+        )
+        stack.push_async_callback(gateway.settled, SHIP_SECONDS)
+        self._repeat(self._adopt, ADOPT_SECONDS)
+        self._repeat(gateway.renew, config.quota_store.lease_seconds / 3)
+        traffic = self._traffic = TrafficSite(gateway)
+        port = await traffic.start(config.listen)
+        stack.push_async_callback(traffic.stop, config.listen.grace_seconds)
+        return port
+
+    async def _start_admin(self, engine: AsyncEngine, registry: Registry) -> int:
+        deps = AdminDeps(
+            config=self._config,
+            registry=registry,
+            engine=engine,
+            directory=self._directory,
+            store=self._store,
+            metrics=self._metrics.registry,
+            condition=self,
+            state=self.state,
+            clock=now,
+        )
+        return await self._listen(admin_app(deps), self._config.admin.host, self._config.admin.port)
+
+    async def _listen(self, app: web.Application, host: str, port: int) -> int:
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, host, port).start()
+        bound: int = runner.addresses[0][1]
+        return bound
+
+    def _repeat(self, work: Callable[[], Awaitable[None]], seconds: float) -> None:
+        """Does `work` again and again until the stop; one failure does not end it."""
+
+        async def again() -> None:
+            while True:
+                try:
+                    await work()
+                except Exception:
+                    log.log.exception("a background task failed; it is tried again")
+                await asyncio.sleep(seconds)
+
+        task = asyncio.create_task(again())
+        self._stack.push_async_callback(_ended, task)
+
+    # ---- what a dead predecessor left --------------------------------------------------------------------------------
+
+    async def _adopt(self) -> None:
+        """Books what ended processes left unfinished in the journal as crashed, and settles their leases."""
+        assert self._gateway is not None
+        for opened in self._journal.adopt().unfinished:
+            self._journal.finished(opened.record)
+            self._gateway.settle_account_later(
+                self._account(opened), str(opened.record.exchange_id), opened.record.total_tokens
+            )
+            log.warning("a crashed process's exchange was booked", exchange_id=str(opened.record.exchange_id))
+
+    def _account(self, opened: Opened) -> Account:
+        """The account that holds a dead process's lease: as it is now, or, where the key is gone, as it was named."""
+        caller = self._directory.by_key(opened.record.key_id)
+        if caller is not None and caller.account.slot == opened.account_slot:
+            return caller.account
+        scopes = tuple(Scope(kind, name, Policy()) for kind, name in opened.scope_names)
+        return Account(opened.account_slot, scopes)
+
+    # ---- what others may know ----------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, object]:
+        """Backends, store, journal, shipper in one line each."""
+        lines: dict[str, object] = {"store": repr(self._store), "callers": repr(self._directory)}
+        if self._gateway is not None:
+            lines["backends"] = [repr(backend) for backend in self._gateway.fleet.backends.values()]
+            lines["journal"] = repr(self._journal)
+            lines["shipper"] = repr(self._shipper)
+            lines["running"] = len(self._gateway.running)
+        return lines
+
+    def ready(self) -> tuple[bool, list[str], list[str]]:
+        """(ready, problems, warnings): degraded is still ready."""
+        problems = [] if self._started else ["starting"]
+        if self._traffic is not None and self._traffic.draining:
+            problems.append("draining: new requests are refused")
+        return not problems, problems, list(self._warnings())
+
+    def _warnings(self) -> Iterator[str]:
+        if not self._store.up:
+            yield f"the quota store cannot be reached: on_down is {self._config.quota_store.on_down}"
+        if self._directory.stale_since is not None:
+            yield "the database cannot be reached: keys and tiers are those of the last snapshot"
+        if self._gateway is None:
+            return
+        if self._journal.full:
+            yield f"the journal is full: on_journal_full is {self._config.ledger.on_journal_full}"
+        if self._shipper.failing:
+            yield f"usage records do not reach the database; {self._shipper.backlog_rows} wait in the journal"
+        moment = self._gateway.timer()
+        for backend in self._gateway.fleet.backends.values():
+            if not backend.fitness.fit(moment):
+                yield f"backend {backend.name} does not answer"
+        for model in self._gateway.fleet.models.values():
+            for target in (*model.primary, *model.overflow):
+                if self._directory.prices.at(model.name, target.backend.name, now()) is None:
+                    yield f"no price for {model.name}@{target.backend.name}: its records have no cost"
+
+    def drain(self) -> None:
+        if self._traffic is not None:
+            self._traffic.drain()
+
+    async def drained(self) -> bool:
+        """True once no request runs any more; False when the grace passed before."""
+        return self._traffic is None or await self._traffic.drained(self._config.listen.grace_seconds)
+
+    def _store_changed(self, up: bool) -> None:
+        self._metrics.store_up.set(up)
+        log.warning(
+            "the quota store is back" if up else "the quota store is away", on_down=self._config.quota_store.on_down
+        )
+
+    def _collect(self) -> None:
+        """Figures that others keep, read when scraped."""
+        metrics, gateway = self._metrics, self._gateway
+        metrics.store_up.set(self._store.up)
+        if gateway is None:
+            return
+        metrics.gauge("weir_journal_bytes", "Bytes in the journal.", lambda: self._journal.bytes)
+        metrics.gauge(
+            "weir_ledger_lag_seconds",
+            "Age of the oldest record not yet in the database.",
+            lambda: self._shipper.lag_seconds,
+        )
+        metrics.labelled_counter(
+            "weir_ledger_rows", "Usage records by what became of them.", "result", self._shipper.results
+        )
+        metrics.labelled_gauge(
+            "weir_backend_up",
+            "1 while the backend is thought fit.",
+            "backend",
+            lambda: {b.name: float(b.fitness.fit(gateway.timer())) for b in gateway.fleet.backends.values()},
+        )
+
+
+def quota_store(terms: QuotaStoreTerms, changed: Callable[[bool], None]) -> GuardedStore:
+    """The configured store, guarded against its absence."""
+    inner: QuotaStore
+    if terms.url.startswith("memory:"):
+        inner = MemoryStore(time.time, lease_seconds=terms.lease_seconds)
+    else:
+        inner = RedisStore(terms.url, timeout=terms.timeout_ms / 1000, lease_seconds=terms.lease_seconds)
+    return GuardedStore(
+        inner,
+        on_down=terms.on_down,
+        local_share=terms.local_share,
+        lease_seconds=terms.lease_seconds,
+        clock=time.time,
+        on_change=changed,
+    )
+
+
+async def serve(config: Config, sites: Sites, started: Callable[[Sidecar], None] = lambda _: None) -> None:
+    """Runs until SIGTERM or SIGINT; a second signal ends at once what the grace still allows."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with Sidecar(config, sites) as sidecar:
+        log.info("started", **{name: port for name, port in dataclasses.asdict(sidecar.ports).items() if port})
+        started(sidecar)
+        await stop.wait()
+        log.info("stopping", grace_seconds=config.listen.grace_seconds)
+    log.info("stopped")
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,139 @@
+"""What one call may cost, and so what is asked of the quota store: pure arithmetic of the rule's words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meter.callers.tiers import Tier
+from quotas.store import Ask, Target
+
+SLICE = 256
+"""Tokens by which a stream extends its hold."""
+
+UNKNOWN_CONTEXT = 131_072
+"""Output limit where neither the caller, nor the tier, nor the model's context names one: the largest context that
+current open models are commonly served with. The cap's clamp lowers it to what is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Tokens of one call, before it ran. `choices`: answers in all (prompts × max(n, best_of)).
+
+    `exact`: bound and estimate are the tokenizer's own figure."""
+
+    prompt_bound: int
+    prompt_estimate: int
+    choices: int
+    asked_output: int | None
+    learned_output: int
+    context: int | None
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`output_limit`: per answer, None where nothing is generated. The other words are the rule's."""
+
+    output_limit: int | None
+    lowered: bool
+    expected: int
+    first_hold: int
+    ceiling: int
+    least: int
+
+    def ask(self, lease: str, tier: Tier, targets: tuple[Target, ...], *, primary: bool = True) -> Ask:
+        return Ask(
+            lease=lease,
+            expected=self.expected,
+            first_hold=self.first_hold,
+            ceiling=self.ceiling,
+            least=self.least,
+            on_cap=tier.on_cap,
+            primary=primary,
+            targets=targets,
+        )
+
+
+def generation(size: Size, tier: Tier, *, streamed: bool) -> Plan:
+    """A call whose answers are generated."""
+    asked = size.asked_output if size.asked_output is not None else tier.default_output_tokens
+    bounds = (asked, tier.max_output_tokens, _context_room(size))
+    limit = min((bound for bound in bounds if bound is not None), default=UNKNOWN_CONTEXT)
+    ceiling = size.prompt_bound + size.choices * limit
+    expected = min(ceiling, size.prompt_estimate + size.choices * min(size.learned_output, limit))
+    least = size.prompt_bound + size.choices * min(tier.min_output_tokens, limit)
+    first_hold = min(ceiling, max(expected, size.prompt_bound + SLICE, least)) if streamed else ceiling
+    lowered = size.asked_output is not None and limit < size.asked_output
+    return Plan(limit, lowered, expected, first_hold, ceiling, least)
+
+
+def reading(size: Size) -> Plan:
+    """A call that only reads its prompt (embeddings): nothing is generated."""
+    bound = size.prompt_bound
+    return Plan(None, False, min(bound, size.prompt_estimate), bound, bound, bound)
+
+
+def _context_room(size: Size) -> int | None:
+    """What the context surely leaves for the answer. Where the bound says none, the engine itself cuts or refuses."""
+    if size.context is None or size.context <= size.prompt_bound:
+        return None
+    return size.context - size.prompt_bound
+
+
+def clamped(plan: Plan, granted: int, size: Size) -> Plan:
+    """The same call after the cap granted only `granted` tokens in all."""
+    if plan.output_limit is None or granted >= plan.ceiling:
+        return plan
+    limit = max(1, (granted - size.prompt_bound) // size.choices)
+    return Plan(limit, True, min(plan.expected, granted), min(plan.first_hold, granted), granted, plan.least)
+
+
+def fits_context(context: int | None, size: Size, *, least_output: int) -> bool:
+    """Whether the prompt and the least output fit a target's context: by the exact size if known, else by the estimate."""
+    if context is None or size.prompt_bound + least_output <= context:
+        return True
+    return not size.exact and size.prompt_estimate + least_output <= context
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """What a running stream's hold covers. `covered` None: the store did not say, so what was covered still is."""
+
+    extended: bool
+    covered: int | None
+    left: int
+
+
+@dataclass(slots=True)
+class Governor:
+    """When a stream must ask for more of the cap, and for how much. Amounts are tokens in all, prompt and answers.
+
+    It asks half a slice before it runs out. Where a whole slice does not fit any more it takes what is left; where
+    nothing is, the stream ends when what it holds is delivered.
+    """
+
+    covered: int
+    reported: int = 0
+    refused: bool = False
+
+    def asks(self, used: int) -> int | None:
+        """What to be covered for now, or None while there is nothing to say."""
+        if not self.refused and used + SLICE // 2 > self.covered:
+            return max(used, self.covered) + SLICE
+        return self.covered if used - self.reported >= SLICE else None
+
+    def hears(self, used: int, asked: int, cover: Cover) -> int | None:
+        """Takes the answer in; a smaller amount to ask for at once, or None."""
+        self.reported = used
+        if cover.covered is not None:
+            self.covered = cover.covered
+        if cover.extended or asked <= self.covered:
+            return None
+        self.refused = cover.left <= 0 or self.refused
+        if self.refused:
+            return None
+        self.refused = True
+        return self.covered + cover.left
+
+    def spent(self, used: int) -> bool:
+        return used >= self.covered and self.refused

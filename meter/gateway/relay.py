@@ -1,0 +1,385 @@
+"""Bytes from worker to client: plain and streamed, with back-pressure and clean ends.
+
+While nothing of an answer was passed on, a failure raises EngineUnavailable and the next target is tried; afterwards
+EngineBroke, and the client is told by an error event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from engine_adapter import vllm
+from engine_adapter.answers import NotAnAnswer, read_answer
+from engine_adapter.errors import EngineBroke, EngineUnavailable
+from engine_adapter.events import Scanner
+from engine_adapter.http1 import Answer
+from engine_adapter.routing import order
+from engine_adapter.usage import Usage
+from meter.gateway import plan, replies
+from meter.gateway.fleet import Target
+from meter.gateway.replies import Reply
+from meter.ledger.record import Ending
+
+if TYPE_CHECKING:
+    from meter.gateway.exchange import Exchange
+
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""A plain answer is held whole to read its usage; embeddings of a long list are the largest known."""
+MAX_ERROR_BYTES = 1024 * 1024
+MAX_UNSENT_BYTES = 4 * 1024 * 1024
+"""What may come before the first content event; more of it is no answer."""
+TAIL_SECONDS = 1.0
+"""How long the end of a stream may take after its [DONE]."""
+
+_FORWARDED = ("accept", "user-agent", "traceparent", "tracestate")
+_OWN_HEADERS = {"content-length", "content-type", "date", "server", "content-encoding"}
+
+
+class EngineSaid(EngineUnavailable):
+    """The worker's own refusal (5xx, 429): another target may be tried; if none answers, this is passed on."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.message, phase="busy" if reply.status in (429, 503) else "head", status=reply.status)
+        self.reply = reply
+
+
+class EngineRefused(Exception):
+    """The worker's own 4xx: what the caller did wrong is wrong everywhere."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.message)
+        self.reply = reply
+
+
+def reply_of(away: EngineUnavailable) -> Reply:
+    if isinstance(away, EngineSaid):
+        return away.reply
+    said = {
+        502: "The model's backend could not be reached, or its answer was broken; try again.",
+        503: "The model's backend is busy or restarting; try again shortly.",
+        504: "The model's backend did not answer in time; try again.",
+    }
+    status = away.status if away.status in said else 502
+    return replies.engine_unavailable(status, said[status])
+
+
+async def first_that_answers(exchange: Exchange) -> web.StreamResponse:
+    """Tries the route's targets in the order of their fitness. Raises what the last one failed with."""
+    failure: EngineUnavailable | None = None
+    for target in _candidates(exchange):
+        exchange.target = target
+        exchange.attempt += 1
+        try:
+            return await _from(exchange, target)
+        except EngineRefused as refused:
+            exchange.book("engine_refused", Usage(), status=refused.reply.status)
+            raise refused.reply from None
+        except EngineUnavailable as away:
+            failure = away
+            if away.phase != "busy":
+                target.backend.fitness.failed(exchange.gateway.timer())
+    assert failure is not None
+    raise failure
+
+
+def _candidates(exchange: Exchange) -> Sequence[Target]:
+    targets = exchange.admission.targets
+    if len(targets) == 1:
+        return targets
+    now = exchange.gateway.timer()
+    ranked = order([(t.backend.fitness, t.backend.outstanding) for t in targets], now)
+    return [targets[position] for position in ranked]
+
+
+async def _from(exchange: Exchange, target: Target) -> web.StreamResponse:
+    backend, hold = target.backend, exchange.admission.plan.ceiling
+    backend.outstanding += hold
+    try:
+        async with await _open(exchange, target) as answer:
+            if answer.status != 200:
+                raise await _said(answer, backend.terms.idle_seconds)
+            if exchange.admission.wanted.call.stream and _is_event_stream(answer):
+                return await _Stream(exchange, target, answer).relay()
+            return await _plain(exchange, target, answer)
+    finally:
+        backend.outstanding -= hold
+
+
+async def _open(exchange: Exchange, target: Target) -> Answer:
+    gateway, wanted, visit = exchange.gateway, exchange.admission.wanted, exchange.admission.wanted.visit
+    terms = target.backend.terms
+    body = wanted.call.body(model=target.model, output_limit=exchange.admission.plan.output_limit, kind=terms.kind)
+    headers = [*target.backend.headers, (b"x-request-id", exchange.lease.encode())]
+    headers += [
+        (name.encode(), value.encode("utf-8", "surrogateescape"))
+        for name in _FORWARDED
+        if (value := visit.http.headers.get(name)) is not None
+    ]
+    if visit.sent_after is None:
+        visit.sent_after = gateway.timer() - visit.started
+        gateway.metrics.overhead.observe(visit.sent_after)
+    return await gateway.workers.open(
+        target.backend.origin,
+        method=b"POST",
+        path=f"{visit.path}?{visit.query}" if visit.query else visit.path,
+        headers=headers,
+        body=body,
+        connect_seconds=terms.connect_seconds,
+        head_seconds=terms.first_event_seconds,
+    )
+
+
+def _is_event_stream(answer: Answer) -> bool:
+    return any(name == b"content-type" and b"text/event-stream" in value.lower() for name, value in answer.headers)
+
+
+async def _said(answer: Answer, seconds: float) -> EngineUnavailable | EngineRefused:
+    """What a worker's answer other than 200 means: the caller's mistake, or a reason to ask elsewhere."""
+    try:
+        body = await answer.read_all(seconds, MAX_ERROR_BYTES)
+    except (EngineBroke, TimeoutError):
+        return EngineUnavailable("The worker's error answer broke off.", phase="head")
+    if answer.status in (401, 403) or not 400 <= answer.status < 600:
+        return EngineUnavailable(f"The worker answered {answer.status}.", phase="head")
+    said = vllm.error_of(answer.status, body)
+    kept = [
+        (name.decode(), value.decode("latin-1")) for name, value in answer.headers if name.startswith(b"retry-after")
+    ]
+    reply = Reply(answer.status, said.type, said.code, said.message, said.param, kept)
+    if answer.status == 429 or answer.status >= 500:
+        return EngineSaid(reply)
+    return EngineRefused(reply)
+
+
+# ---- plain answers ---------------------------------------------------------------------------------------------------
+
+
+async def _plain(exchange: Exchange, target: Target, answer: Answer) -> web.Response:
+    gateway, admission = exchange.gateway, exchange.admission
+    sent = gateway.timer()
+    exchange.usage = lambda: _aborted(exchange, target, gateway.timer() - sent)
+    try:
+        body = await answer.read_all(target.backend.terms.idle_seconds, MAX_ANSWER_BYTES)
+        answered = read_answer(
+            admission.wanted.call.endpoint,
+            body,
+            prompt_estimate=admission.size.prompt_estimate,
+            rename=_rename(exchange, target),
+        )
+    except TimeoutError:
+        raise EngineUnavailable("The worker fell silent within its answer.", phase="head", status=504) from None
+    except (EngineBroke, NotAnAnswer) as broken:
+        raise EngineUnavailable(str(broken), phase="head") from None
+    target.backend.fitness.ok()
+    exchange.finish_reason = answered.finish_reason
+    target.backend.learn_pace(answered.usage.completion // admission.size.choices, gateway.timer() - sent)
+    exchange.book("completed", answered.usage, status=200)
+    response = web.Response(body=answered.body, headers=None)
+    _head(exchange, target, answer, response)
+    response.content_type = "application/json"
+    return response
+
+
+def _aborted(exchange: Exchange, target: Target, waited: float) -> Usage:
+    """A plain answer that nobody waited for: the prompt, and what the backend made meanwhile at its recent pace."""
+    size, limit = exchange.admission.size, exchange.admission.plan.output_limit or 0
+    made = size.choices * min(limit, int(waited * target.backend.pace))
+    return Usage(prompt=size.prompt_estimate, completion=made, source="estimated")
+
+
+def _rename(exchange: Exchange, target: Target) -> tuple[str, str] | None:
+    model = exchange.admission.wanted.model
+    return None if model.expose_served_model or model.name == target.model else (target.model, model.name)
+
+
+def _head(exchange: Exchange, target: Target, answer: Answer, response: web.StreamResponse) -> None:
+    """The worker's end-to-end headers, and ours over them."""
+    for name, value in answer.headers:
+        text = name.decode("latin-1")
+        if text not in _OWN_HEADERS:
+            response.headers.add(text, value.decode("utf-8", "surrogateescape"))
+    admission = exchange.admission
+    for own, said in (*admission.wanted.visit.headers, *replies.quota_headers(admission.verdict)):
+        response.headers[own] = said
+    response.headers["x-weir-backend"] = target.backend.name
+    response.headers["x-weir-model"] = target.model
+    if admission.plan.lowered:
+        response.headers["x-weir-max-tokens"] = str(admission.plan.output_limit)
+
+
+# ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+class _Stream:
+    """One streamed answer from its head to its end."""
+
+    def __init__(self, exchange: Exchange, target: Target, answer: Answer) -> None:
+        admission, call = exchange.admission, exchange.admission.wanted.call
+        self._exchange = exchange
+        self._target = target
+        self._answer = answer
+        self._timer = exchange.gateway.timer
+        self._scanner = Scanner(
+            call.endpoint,
+            wants_usage=call.wants_usage,
+            wants_live_usage=call.wants_live_usage,
+            choices=admission.size.choices,
+            prompt_estimate=admission.size.prompt_estimate,
+            rename=_rename(exchange, target),
+            prompts=call.prompts,
+        )
+        self._governor = plan.Governor(admission.verdict.hold)
+        self._sent = self._timer()
+        exchange.usage = self._scanner.usage
+
+    async def relay(self) -> web.StreamResponse:
+        """Until the first content event nothing is passed on; then every piece at once."""
+        first = await self._until_content()
+        response = await self._begin()
+        try:
+            await self._pass_on(response, first)
+        except EngineBroke as broken:
+            self._target.backend.fitness.failed(self._timer())
+            await self._break(response, "engine_broke", broken.phase, f"The answer is incomplete. {broken}")
+        except asyncio.CancelledError:
+            if self._exchange.gateway.leaving:
+                await self._break(response, "shut_down", "grace", "The answer is incomplete: the server is stopping.")
+            raise
+        return response
+
+    async def _until_content(self) -> bytes:
+        """Reads up to and with the first content event. Failures until then leave the next target untouched."""
+        unsent = bytearray()
+        deadline = self._sent + self._target.backend.terms.first_event_seconds
+        while not self._scanner.content_seen:
+            seen = self._scanner.events
+            piece = await self._first_piece(deadline)
+            unsent += self._scanned(piece)
+            if self._scanner.error is not None:
+                raise _event_said(self._scanner)
+            if not piece or len(unsent) > MAX_UNSENT_BYTES:
+                break
+            if self._scanner.events != seen:
+                deadline = self._timer() + self._target.backend.terms.first_event_seconds
+        if not self._scanner.content_seen:
+            raise EngineUnavailable("The worker's stream ended before its first event.", phase="first_event")
+        return bytes(unsent)
+
+    async def _first_piece(self, deadline: float) -> bytes:
+        try:
+            return await self._answer.read(max(0.0, deadline - self._timer()))
+        except TimeoutError:
+            raise EngineUnavailable("The worker sent no event in time.", phase="first_event", status=504) from None
+        except EngineBroke as broken:
+            raise EngineUnavailable(str(broken), phase="first_event") from None
+
+    def _scanned(self, piece: bytes) -> bytes:
+        try:
+            return self._scanner.feed(piece) if piece else self._scanner.end()
+        except EngineBroke as broken:
+            raise EngineUnavailable(str(broken), phase="first_event") from None
+
+    async def _begin(self) -> web.StreamResponse:
+        exchange = self._exchange
+        exchange.first_token = self._timer()
+        self._target.backend.fitness.ok()
+        visit = exchange.admission.wanted.visit
+        response = visit.response = web.StreamResponse()
+        _head(exchange, self._target, self._answer, response)
+        response.headers["content-type"] = "text/event-stream; charset=utf-8"
+        response.headers["cache-control"] = "no-cache"
+        response.headers["x-accel-buffering"] = "no"
+        await response.prepare(visit.http)
+        return response
+
+    async def _pass_on(self, response: web.StreamResponse, out: bytes) -> None:
+        """Each piece is booked before it is passed on if it ends the answer, then charged."""
+        scanner, idle = self._scanner, self._target.backend.terms.idle_seconds
+        deadline = self._timer() + idle
+        while True:
+            if scanner.error is not None:
+                await response.write(out)
+                raise EngineBroke(f"The worker gave it up: {scanner.error.message}", phase="error_event")
+            if scanner.done:
+                return await self._complete(response, out)
+            if out:
+                await response.write(out)
+            if await self._must_end():
+                return await self._cut(response)
+            try:
+                piece = await self._answer.read(max(0.0, deadline - self._timer()))
+            except TimeoutError:
+                raise EngineBroke("The worker fell silent within its answer.", phase="idle") from None
+            if not piece:
+                return await self._complete(response, scanner.end())
+            seen = scanner.events
+            out = scanner.feed(piece)
+            if scanner.events != seen:
+                deadline = self._timer() + idle
+
+    async def _must_end(self) -> bool:
+        """Reports what was used and extends the hold ahead of need; True when nothing more may be delivered."""
+        used = self._scanner.live_prompt + self._scanner.live_completion
+        asked = self._governor.asks(used)
+        while asked is not None:
+            cover = await self._exchange.advance(used, asked)
+            asked = self._governor.hears(used, asked, cover)
+        return self._governor.spent(used)
+
+    async def _complete(self, response: web.StreamResponse, out: bytes) -> None:
+        scanner, exchange = self._scanner, self._exchange
+        if not scanner.done and scanner.finish_reason is None:
+            await response.write(out)
+            raise EngineBroke("The worker's stream ended within the answer.", phase="cut")
+        exchange.finish_reason = scanner.finish_reason
+        usage = scanner.usage()
+        seconds = self._timer() - self._sent
+        self._target.backend.learn_pace(usage.completion // exchange.admission.size.choices, seconds)
+        if scanner.aborted:  # the worker was stopped; its answer says so itself
+            exchange.book("engine_broke", usage, status=200, reason="abort")
+        else:
+            exchange.book("completed", usage, status=200)
+        await response.write(out)
+        await self._tail(response)
+        await response.write_eof()
+
+    async def _tail(self, response: web.StreamResponse) -> None:
+        """What may still come after [DONE], so that the connection can be used again."""
+        try:
+            async with asyncio.timeout(TAIL_SECONDS):
+                while piece := await self._answer.read():
+                    if out := self._scanner.feed(piece):
+                        await response.write(out)
+            if out := self._scanner.end():
+                await response.write(out)
+        except (TimeoutError, EngineBroke):
+            return
+
+    async def _cut(self, response: web.StreamResponse) -> None:
+        """The cap: all that was held is delivered, the answer is ended cleanly, the engine is stopped."""
+        self._answer.close()
+        ending = self._scanner.cut()
+        self._exchange.finish_reason = "length"
+        self._exchange.book("cut_at_cap", self._scanner.usage(), status=200, reason="cap")
+        await response.write(ending)
+        await response.write_eof()
+
+    async def _break(self, response: web.StreamResponse, ending: Ending, reason: str, message: str) -> None:
+        """After its head a stream can only end with an error event, and without [DONE]."""
+        exchange = self._exchange
+        exchange.finish_reason = self._scanner.finish_reason
+        exchange.book(ending, self._scanner.usage(), status=200, reason=reason)
+        await response.write(replies.engine_unavailable(502, message).event)
+        await response.write_eof()
+
+
+def _event_said(scanner: Scanner) -> EngineUnavailable:
+    """An error event before any content: the worker's refusal, inside a 200."""
+    error = scanner.error
+    assert error is not None
+    status = error.code if error.code is not None and 400 <= error.code < 600 else 502
+    return EngineSaid(Reply(status, "server_error", "engine_unavailable", error.message or "The worker refused."))
