@@ -109,7 +109,7 @@ class Call:
         if self.stream:
             changed.update(self._stream_options(kind))
         members = {name: value for name, value in self.members.items() if name not in DROPPED} | changed
-        return _object(members)
+        return write_object(members)
 
     def _limits(self, limit: int) -> dict[str, bytes]:
         sent = [name for name in LIMIT_FIELDS if _given(self.members, name)]
@@ -123,7 +123,7 @@ class Call:
         asked = ("include_usage", "continuous_usage_stats") if kind == "vllm" else ("include_usage",)
         if all(options.get(name) == _TRUE for name in asked):
             return {}
-        return {"stream_options": _object({**options, **dict.fromkeys(asked, b"true")})}
+        return {"stream_options": write_object({**options, **dict.fromkeys(asked, b"true")})}
 
 
 def parse(endpoint: Endpoint, raw: bytes) -> Call:
@@ -154,6 +154,14 @@ def parse(endpoint: Endpoint, raw: bytes) -> Call:
     )
 
 
+def write_object(members: dict[str, msgspec.Raw] | dict[str, bytes] | dict[str, msgspec.Raw | bytes]) -> bytes:
+    """A JSON object of these members, each value as it is."""
+    pieces: list[bytes | msgspec.Raw] = []
+    for name, value in members.items():
+        pieces += (b"," if pieces else b"{", msgspec.json.encode(name), b":", value)
+    return b"".join((*pieces, b"}" if pieces else b"{}"))
+
+
 _READ_MEMBERS = msgspec.json.Decoder(Members)
 _READ_OBJECTS = msgspec.json.Decoder(list[Members])
 _READ_LIST = msgspec.json.Decoder(list[msgspec.Raw])
@@ -182,13 +190,6 @@ def _members(raw: bytes) -> Members:
         raise BadRequest("The body must be a JSON object.") from None
     except msgspec.DecodeError as error:
         raise BadRequest(f"The body is not valid JSON: {error}.") from None
-
-
-def _object(members: dict[str, msgspec.Raw] | dict[str, bytes] | dict[str, msgspec.Raw | bytes]) -> bytes:
-    pieces: list[bytes | msgspec.Raw] = []
-    for name, value in members.items():
-        pieces += (b"," if pieces else b"{", msgspec.json.encode(name), b":", value)
-    return b"".join((*pieces, b"}" if pieces else b"{}"))
 
 
 def _given(members: Members, name: str) -> bool:
