@@ -5,18 +5,22 @@ On Postgres `usage_record` is partitioned by month of `started_at` and the sums 
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
     Column,
     DateTime,
+    Dialect,
     Index,
     Integer,
     MetaData,
     PrimaryKeyConstraint,
     String,
     Table,
+    TypeDecorator,
     UniqueConstraint,
     Uuid,
 )
@@ -32,7 +36,27 @@ metadata = MetaData(
 
 Json = JSON().with_variant(JSONB(none_as_null=True), "postgresql")
 Big = BigInteger().with_variant(Integer(), "sqlite")  # SQLite's INTEGER has 64 bits, and only it counts up by itself
-Moment = DateTime(timezone=True)
+
+
+class Moment(TypeDecorator[datetime]):
+    """A moment in UTC, with its zone on the way in (ValueError without) and out. SQLite keeps it without one."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"{value} has no time zone.")
+        moment = value.astimezone(UTC)
+        return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
 
 USAGE_SUMS = (
     "prompt_tokens",
