@@ -86,8 +86,12 @@ class Scanner:
         self.aborted = False
         """a choice ended with "abort": the engine broke it off (vLLM on SIGTERM)"""
         self.live_prompt = 0
-        """best knowledge now, never falling; an estimate until a figure comes, so it may end above `usage().prompt`"""
+        """tokens surely used by now, for charging: by the engine's figures, before any of them 0 …"""
         self.live_completion = 0
+        """… and the number of pieces with text, at least a token each. Neither ever falls"""
+        self.live_most = 0
+        """what may have been used by now in all, for staying within a hold: without figures the prompt's estimate, and
+        text by its size"""
 
         self._endpoint = endpoint
         self._wants_usage = wants_usage
@@ -281,9 +285,14 @@ class Scanner:
         elif figures is not None:
             self._tally.whole(figures, summed=True)
         if self.content_seen or figures is not None:
-            prompt, completion = self._tally.prompt, self._tally.completion
-            self.live_prompt = max(self.live_prompt, self._prompt_estimate if prompt is None else prompt)
-            self.live_completion = max(self.live_completion, completion)
+            self._advance()
+
+    def _advance(self) -> None:
+        tally = self._tally
+        self.live_prompt = max(self.live_prompt, tally.prompt or 0)
+        self.live_completion = max(self.live_completion, tally.surely)
+        prompt = self._prompt_estimate if tally.prompt is None else tally.prompt
+        self.live_most = max(self.live_most, prompt + tally.completion)
 
     def _count_choices(self, choices: list[Choice], figures: Figures | None) -> None:
         for choice in choices:
@@ -372,7 +381,13 @@ class _Tally:
         self._bytes = 0
 
     @property
+    def surely(self) -> int:
+        """Completion tokens: each piece after the newest figures is at least one."""
+        return self._covered + self._pieces
+
+    @property
     def completion(self) -> int:
+        """Completion tokens, those too of which several share a piece."""
         return self._covered + max(self._pieces, tokens_of_text(self._bytes))
 
     def whole(self, figures: Figures, *, summed: bool) -> None:

@@ -8,7 +8,7 @@ that decide about cost are checked strictly; and the body is written anew from t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Final, Literal
 
 import msgspec
@@ -62,8 +62,7 @@ class BadRequest(Exception):
         self.param = param
 
 
-@dataclass(slots=True)
-class PromptParts:
+class PromptParts(msgspec.Struct):
     """What enters the prompt, in sizes. `token_ids` are exact tokens; the rest is for `prompt_size` to judge."""
 
     text_bytes: int = 0
@@ -76,10 +75,20 @@ class PromptParts:
     images: int = 0
     audios: int = 0
     videos: int = 0
+    source: msgspec.Raw = msgspec.Raw()
+    """the messages or prompts themselves"""
+    schemas: list[msgspec.Raw] = []
+
+    def read(self) -> Iterator[str]:
+        """The texts again, piece by piece, for a tokenizer."""
+        yield from (bytes(schema).decode() for schema in self.schemas)
+        if self.messages:
+            yield from _texts_of(_READ_OBJECTS.decode(self.source), PromptParts())
+        elif self.texts:
+            yield from _prompts(self.source, "prompt")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One request for tokens, checked. `members` are the body's own top-level values, byte for byte, in their order."""
 
     endpoint: Endpoint
@@ -95,7 +104,7 @@ class Call:
     asked_output: int | None
     """tokens per answer: the larger of the limits sent (vLLM obeys one of them), None without"""
     prompt: PromptParts
-    members: Members = field(repr=False)
+    members: Members
 
     def body(self, *, model: str, output_limit: int | None, kind: Kind) -> bytes:
         """The body for a backend: this model's name there, at most `output_limit` tokens per answer, usage asked for.
@@ -129,9 +138,9 @@ class Call:
 def parse(endpoint: Endpoint, raw: bytes) -> Call:
     """Reads and checks one body. Raises BadRequest, whatever the bytes; costs time linear in their number."""
     members = _members(raw)
-    for name, reason in COST_UNKNOWN.items():
-        if _given(members, name) and members[name] != _FALSE:
-            raise BadRequest(f"This cannot be metered: {reason}.", name)
+    for name in COST_UNKNOWN.keys() & members.keys():
+        if members[name] not in (_FALSE, _NULL):
+            raise BadRequest(f"This cannot be metered: {COST_UNKNOWN[name]}.", name)
     stream = _flag(members, "stream")
     if stream and endpoint == "embeddings":
         raise BadRequest("stream must be false or left out: embeddings are not streamed.", "stream")
@@ -238,9 +247,10 @@ def _stream_options(members: Members) -> Members:
 
 def _prompt(endpoint: Endpoint, members: Members) -> tuple[int, PromptParts]:
     """How many prompts, and what is in them."""
-    parts = PromptParts(tools=_given(members, "tools") or _given(members, "functions"))
-    parts.text_bytes = sum(len(members[name]) for name in PROMPT_FIELDS if _given(members, name))
+    schemas = [members[name] for name in PROMPT_FIELDS if _given(members, name)]
+    parts = PromptParts(text_bytes=sum(map(len, schemas)), schemas=schemas)
     if endpoint == "chat" or (endpoint == "embeddings" and _given(members, "messages")):
+        parts.tools = _given(members, "tools") or _given(members, "functions")
         _measure_messages(members, parts)
         return 1, parts
     name = "prompt" if endpoint == "completions" else "input"
@@ -248,48 +258,54 @@ def _prompt(endpoint: Endpoint, members: Members) -> tuple[int, PromptParts]:
 
 
 def _measure_messages(members: Members, parts: PromptParts) -> None:
+    parts.source = members.get("messages", _NULL)
     try:
-        messages = _READ_OBJECTS.decode(members["messages"])
-    except (KeyError, msgspec.ValidationError):
+        messages = _READ_OBJECTS.decode(parts.source)
+    except msgspec.ValidationError:
         messages = []
     if not messages:
         raise BadRequest("messages must be a list of at least one message object.", "messages")
     parts.messages = len(messages)
+    parts.text_bytes += sum(map(_bytes_of, _texts_of(messages, parts)))
+
+
+def _texts_of(messages: list[Members], parts: PromptParts) -> Iterator[str]:
+    """Every text, name and id in the messages. Media are counted into `parts`, and not read."""
     for message in messages:
         for name, value in message.items():
-            if name == "content" and _first(value) == b"[":
-                _measure_content(value, parts)
-            else:
-                parts.text_bytes += _size(value)
+            if name != "content" or _first(value) != b"[":
+                yield _text(value)
+                continue
+            for part in _READ_LIST.decode(value):
+                yield from _texts_of_part(part, parts)
 
 
-def _measure_content(content: msgspec.Raw, parts: PromptParts) -> None:
-    for part in _READ_LIST.decode(content):
-        if _first(part) != b"{":
-            parts.text_bytes += _size(part)
-            continue
-        for name, value in _READ_MEMBERS.decode(part).items():
-            if medium := MEDIA_FIELDS.get(name):
-                setattr(parts, medium, getattr(parts, medium) + 1)
-            elif name != "type":
-                parts.text_bytes += _size(value)
+def _texts_of_part(part: msgspec.Raw, parts: PromptParts) -> Iterator[str]:
+    if _first(part) != b"{":
+        yield _text(part)
+        return
+    for name, value in _READ_MEMBERS.decode(part).items():
+        if medium := MEDIA_FIELDS.get(name):
+            setattr(parts, medium, getattr(parts, medium) + 1)
+        elif name != "type":
+            yield _text(value)
 
 
 def _measure_prompts(value: msgspec.Raw, name: str, parts: PromptParts) -> int:
     """A string, a list of strings, a list of token ids, or a list of such lists: how many prompts."""
-    if _first(value) == b'"':
-        texts = [_READ_STRING.decode(value)]
-    elif ids := _token_ids(value):
+    parts.source = value
+    if _first(value) == b"[" and (ids := _token_ids(value)):
         parts.token_ids, prompts = ids
         return prompts
-    else:
-        texts = _strings(value, name)
+    texts = _prompts(value, name)
     parts.text_bytes += sum(map(_bytes_of, texts))
     parts.texts = len(texts)
     return len(texts)
 
 
-def _strings(value: msgspec.Raw, name: str) -> list[str]:
+def _prompts(value: msgspec.Raw, name: str) -> list[str]:
+    if _first(value) == b'"':
+        return [_READ_STRING.decode(value)]
     try:
         texts = _READ_STRINGS.decode(value)
     except msgspec.ValidationError:
@@ -313,11 +329,11 @@ def _first(value: msgspec.Raw) -> bytes:
     return bytes(memoryview(value)[:1])
 
 
-def _size(value: msgspec.Raw) -> int:
-    """Text in UTF-8 bytes; anything else, such as tool calls, as its JSON."""
+def _text(value: msgspec.Raw) -> str:
+    """A string's text; of anything else, such as tool calls, its JSON."""
     if _first(value) == b'"':
-        return _bytes_of(_READ_STRING.decode(value))
-    return 0 if value == _NULL else len(value)
+        return _READ_STRING.decode(value)
+    return "" if value == _NULL else bytes(value).decode()
 
 
 def _bytes_of(text: str) -> int:
