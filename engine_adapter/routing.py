@@ -11,12 +11,12 @@ def order(targets: Sequence[tuple[Fitness, int]], now: float) -> list[int]:
     """Positions of the targets to try, given each one's fitness and its outstanding tokens.
 
     A backend that is due for a probe comes first: no answer has been begun, so if it fails the next is tried unseen. Then the
-    fit ones, least outstanding first, those listed first on a tie. If none is fit, all of them as listed: a last resort.
+    fit ones, least outstanding first, those listed first on a tie. If none is fit, all the others as listed: a last resort.
     """
     closed = [position for position, (fitness, _) in enumerate(targets) if fitness.closed]
     closed.sort(key=lambda position: targets[position][1])
     probe = _probe(targets, now)
-    return probe + closed or list(range(len(targets)))
+    return probe + (closed or [position for position in range(len(targets)) if position not in probe])
 
 
 def _probe(targets: Sequence[tuple[Fitness, int]], now: float) -> list[int]:
