@@ -1,10 +1,8 @@
 # `make` lists what there is. Everything is installed into .venv here; nothing else on the machine is touched.
 
 VENV := .venv
-# What pip builds and installs is what constraints.txt says, the build backend too (newer pips have a variable of its own).
-export PIP_CONSTRAINT := constraints.txt
-export PIP_BUILD_CONSTRAINT := constraints.txt
-export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# What pip builds and installs is what the lock says, the build backend too (which newer pips ask another variable for).
+LOCKED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 # The first of these that is Python 3.11 or newer and can make virtual environments; or say PYTHON=/path/to/python3.
 PYTHON ?= python3.13 python3.12 python3.11 python3
@@ -39,7 +37,7 @@ bench: $(VENV)/.ready-bench ## what the proxy costs, beside a direct call, in on
 	$(VENV)/bin/python bench/overhead.py $(ARGS)
 
 clean: ## remove the virtual environment, caches and what was built
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-vllm build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One environment, and a stamp for each set of extras that is in it.
@@ -48,7 +46,7 @@ $(VENV)/.ready-test: EXTRAS := [postgres,test]
 $(VENV)/.ready-bench: EXTRAS := [postgres,bench]
 $(VENV)/.ready-%: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing tokenweir$(EXTRAS) into $(VENV), about half a minute …"
-	@$(VENV)/bin/python -m pip install --quiet -e '.$(EXTRAS)'
+	@$(LOCKED) $(VENV)/bin/python -m pip install --quiet -e '.$(EXTRAS)'
 	@touch $@ $(VENV)/.ready-run
 
 $(VENV)/bin/python:

@@ -1,0 +1,15 @@
+"""One running demo for the tests that compare what is written with what the product does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.project import demo as demonstration
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[demonstration.Demo]:
+    with demonstration.running() as running:
+        yield running
