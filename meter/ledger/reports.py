@@ -33,6 +33,7 @@ _FORMATS = {
     "month": ("%Y-%m-01T00:00:00Z", 'YYYY-MM"-01T00:00:00Z"'),
 }
 """How SQLite and Postgres write the beginning of a bucket."""
+_RECORD = [column.name for column in usage_record.columns]
 _SHOWN_SUMS = ("requests", *USAGE_SUMS[:4], "cost_nanousd", "unpriced")
 
 
@@ -194,7 +195,8 @@ async def _fetch(engine: AsyncEngine, query: Select[Any]) -> Sequence[Row[Any]]:
     with reaching(engine.url):
         async with engine.connect() as connection:
             await _no_transaction(connection)
-            return (await connection.execute(query)).all()
+            rows: Sequence[Row[Any]] = (await connection.execute(query)).all()
+            return rows
 
 
 async def _no_transaction(connection: AsyncConnection) -> None:
@@ -214,7 +216,7 @@ def _sums(names: Sequence[str], row: Row[Any]) -> dict[str, Any]:
 
 
 def _record(row: Row[Any]) -> dict[str, Any]:
-    values: dict[str, Any] = msgspec.to_builtins(dict(row._mapping))
+    values: dict[str, Any] = msgspec.to_builtins(dict(zip(_RECORD, row, strict=True)))
     values["total_tokens"] = row.prompt_tokens + row.completion_tokens
     values["cost_usd"] = None if row.cost_nanousd is None else usd(row.cost_nanousd)
     return values
