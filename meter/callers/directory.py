@@ -17,11 +17,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from meter.callers import snapshot
 from meter.callers.book import Binder, Book, Entry, bind, price_book
 from meter.callers.caller import Caller
-from meter.callers.errors import DatabaseAway, Invalid
+from meter.callers.errors import Invalid
 from meter.callers.registry import Registry
 from meter.callers.stored import Known
-from meter.callers.tables import ROWS_AT_ONCE, current_revision, everything, transaction
+from meter.callers.tables import ROWS_AT_ONCE, current_revision, everything, reading
 from meter.config import Config
+from meter.ledger.database import DatabaseUnavailable
 from meter.ledger.pricing import PriceBook
 from meter.telemetry import log
 
@@ -84,7 +85,7 @@ class Directory:
         """Seeds and loads from the database, else from the snapshot. Raises Invalid if the file does not fit the database."""
         try:
             await self._refresh()
-        except DatabaseAway as away:
+        except DatabaseUnavailable as away:
             log.warning("the database is away at the start", reason=str(away))
             await self._load_snapshot()
         self._task = asyncio.create_task(self._keep_fresh(), name="directory")
@@ -115,14 +116,14 @@ class Directory:
         if not self._seeded:
             await Registry(self._engine, self._clock).seed(self._config)
             self._seeded = True
-        async with transaction(self._engine, LOOK_SECONDS) as connection:
+        async with reading(self._engine, LOOK_SECONDS) as connection:
             revision = await current_revision(connection)
         if revision != self._book.known.revision or not self._loaded:
             await self._load()
         self.stale_since = None
 
     async def _load(self) -> None:
-        async with transaction(self._engine, LOAD_SECONDS) as connection:
+        async with reading(self._engine, LOAD_SECONDS) as connection:
             known = await everything(connection)
         await self._take(known)
         try:

@@ -24,10 +24,6 @@ class ReadOnly(Exception):
     """The configuration file rules this entry."""
 
 
-class DatabaseAway(Exception):
-    """The database cannot be reached, or does not answer. A change that was being committed may have happened."""
-
-
 class Invalid(Exception):
     """What was given makes no sense; `mistakes` lists everything that is wrong."""
 

@@ -1,6 +1,7 @@
 """Every edit of keys, tiers, teams and prices, for REST and the command line alike: one transaction each, audited.
 
-An edit names the versions it was decided on (`expected`; None: whatever stands there). Errors are those of `errors`.
+An edit names the versions it was decided on (`expected`; None: whatever stands there). Errors are those of `errors`,
+and DatabaseUnavailable: then the edit that was being committed may or may not have happened.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from meter.callers.tables import (
     keys_on,
     next_revision,
     page_of_keys,
+    page_of_prices,
     price_at,
     price_in_force,
+    reading,
+    terms_by_name,
     terms_named,
     transaction,
 )
@@ -178,6 +182,13 @@ class Registry:
         async with self._read() as connection:
             return _found(await key_with(connection, id=key_id), f"There is no key {key_id!r}.")
 
+    async def key_and_tier(self, key_id: str) -> tuple[StoredKey, StoredTerms]:
+        """What a key's terms are made of."""
+        async with self._read() as connection:
+            key = _found(await key_with(connection, id=key_id), f"There is no key {key_id!r}.")
+            tier = await terms_named(connection, "tier", key.tier)
+            return key, _found(tier, f"There is no tier {key.tier!r}, which the key is on; make it.")
+
     async def key_named(self, name: str) -> StoredKey:
         async with self._read() as connection:
             return _found(await key_with(connection, name=name), f"There is no key named {name!r}.")
@@ -186,6 +197,20 @@ class Registry:
         """The oldest first; `after`: the moment of creation and the id of the last one seen."""
         async with self._read() as connection:
             return await page_of_keys(connection, after, limit)
+
+    async def terms(self, kind: TermsKind, name: str) -> StoredTerms:
+        async with self._read() as connection:
+            return _found(await terms_named(connection, kind, name), f"There is no {kind} {name!r}.")
+
+    async def all_terms(self, kind: TermsKind) -> list[StoredTerms]:
+        """By name."""
+        async with self._read() as connection:
+            return await terms_by_name(connection, kind)
+
+    async def prices(self, after: int, limit: int) -> list[StoredPrice]:
+        """In the order in which they were made; `after`: the id of the last one seen, or 0."""
+        async with self._read() as connection:
+            return await page_of_prices(connection, after, limit)
 
     async def known(self) -> Known:
         """All keys, tiers, teams and prices at one moment."""
@@ -216,7 +241,7 @@ class Registry:
 
     @asynccontextmanager
     async def _read(self) -> AsyncIterator[AsyncConnection]:
-        async with transaction(self._engine, self._timeout) as connection:
+        async with reading(self._engine, self._timeout) as connection:
             yield connection
 
 

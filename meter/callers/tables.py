@@ -14,8 +14,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from meter.callers.errors import DatabaseAway
 from meter.callers.stored import Known, StoredKey, StoredPrice, StoredTerms, TermsKind, utc
+from meter.ledger.database import DatabaseUnavailable
 from meter.ledger.schema import api_key, directory_revision, price, team, tier
 
 TERMS: Mapping[TermsKind, Table] = {"tier": tier, "team": team}
@@ -27,7 +27,10 @@ Row = TypeVar("Row", bound=msgspec.Struct)
 
 @asynccontextmanager
 async def transaction(engine: AsyncEngine, seconds: float) -> AsyncIterator[AsyncConnection]:
-    """One transaction, committed at the end; raises DatabaseAway if it cannot be had, or takes longer than `seconds`."""
+    """One transaction, committed at the end. DatabaseUnavailable: it cannot be had, or takes longer than `seconds`.
+
+    When that comes at the end, the transaction may or may not have happened.
+    """
     try:
         async with asyncio.timeout(seconds), _connected(engine) as connection, connection.begin():
             yield connection
@@ -35,6 +38,13 @@ async def transaction(engine: AsyncEngine, seconds: float) -> AsyncIterator[Asyn
         raise
     except (SQLAlchemyError, OSError, TimeoutError) as error:
         raise _away(error) from error
+
+
+@asynccontextmanager
+async def reading(engine: AsyncEngine, seconds: float) -> AsyncIterator[AsyncConnection]:
+    """Statements that change nothing, each by itself: they wait for no writer. Raises as `transaction` does."""
+    async with transaction(engine.execution_options(isolation_level="AUTOCOMMIT"), seconds) as connection:
+        yield connection
 
 
 @asynccontextmanager
@@ -50,11 +60,11 @@ async def _connected(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
         await connection.close()
 
 
-def _away(error: BaseException) -> DatabaseAway:
+def _away(error: BaseException) -> DatabaseUnavailable:
     text = str(error).lower()
     if "no such table" in text or "undefinedtable" in text:
-        return DatabaseAway("The database has no tables yet; run `weir migrate`.")
-    return DatabaseAway("The database cannot be reached or does not answer; try again in a moment.")
+        return DatabaseUnavailable("The database has no tables yet; run `weir migrate`.")
+    return DatabaseUnavailable("The database cannot be reached or does not answer; try again in a moment.")
 
 
 async def current_revision(connection: AsyncConnection) -> int:
@@ -87,6 +97,17 @@ async def keys_on(connection: AsyncConnection, kind: TermsKind, name: str) -> li
 
 async def terms_named(connection: AsyncConnection, kind: TermsKind, name: str) -> StoredTerms | None:
     return await _one(connection, select(TERMS[kind]).filter_by(name=name), StoredTerms)
+
+
+async def terms_by_name(connection: AsyncConnection, kind: TermsKind) -> list[StoredTerms]:
+    statement = select(TERMS[kind]).order_by(TERMS[kind].c.name)
+    return [row async for row in _rows(connection, statement, StoredTerms)]
+
+
+async def page_of_prices(connection: AsyncConnection, after: int, limit: int) -> list[StoredPrice]:
+    """In the order of their ids, from behind this one."""
+    statement = select(price).where(price.c.id > after).order_by(price.c.id).limit(limit)
+    return [row async for row in _rows(connection, statement, StoredPrice)]
 
 
 async def price_at(connection: AsyncConnection, model: str, backend: str, moment: datetime) -> StoredPrice | None:

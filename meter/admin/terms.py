@@ -1,0 +1,95 @@
+"""/tiers and /teams: the limits by name; a team's live windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from meter.admin.access import TOKEN
+from meter.admin.answers import Refusal, answer
+from meter.admin.asked import Page, body, cursor_of, expected, makes_anew, name_of, position, query
+from meter.admin.deps import DEPS
+from meter.admin.reading import all_terms, terms_named
+from meter.admin.windows import view_of_team
+from meter.callers.registry import TERMS_MODEL
+from meter.callers.stored import StoredTerms, TermsKind
+
+
+def routes(prefix: str) -> list[web.RouteDef]:
+    tiers, teams = f"{prefix}/tiers", f"{prefix}/teams"
+    return [*_routes("tier", tiers), *_routes("team", teams), web.get(f"{teams}/{{name}}/windows", windows)]
+
+
+def _routes(kind: TermsKind, path: str) -> list[web.RouteDef]:
+    one = f"{path}/{{name}}"
+    return [
+        web.get(path, _lister(kind)),
+        web.get(one, _shower(kind)),
+        web.put(one, _putter(kind)),
+        web.delete(one, _deleter(kind)),
+    ]
+
+
+async def windows(request: web.Request) -> web.Response:
+    return answer(await view_of_team(request.app[DEPS], name_of(request, "name")))
+
+
+def _lister(kind: TermsKind) -> Handler:
+    async def list_terms(request: web.Request) -> web.Response:
+        page = query(request, Page)
+        behind = _behind(kind, page.cursor)
+        found = [terms for terms in await all_terms(request.app[DEPS], kind) if behind is None or terms.name > behind]
+        shown = found[: page.page_size]
+        last = cursor_of(kind, shown[-1].name) if len(found) > len(shown) else None
+        return answer({"items": [_shown(kind, terms) for terms in shown], "next": last})
+
+    return list_terms
+
+
+def _shower(kind: TermsKind) -> Handler:
+    async def show(request: web.Request) -> web.Response:
+        terms = await terms_named(request.app[DEPS], kind, name_of(request, "name"))
+        return answer(_shown(kind, terms), version=terms.version)
+
+    return show
+
+
+def _putter(kind: TermsKind) -> Handler:
+    async def put(request: web.Request) -> web.Response:
+        deps, actor, name = request.app[DEPS], request[TOKEN].name, name_of(request, "name")
+        if makes_anew(request):
+            terms = await deps.registry.create_terms(actor, kind, name, await body(request))
+        else:
+            versions = expected(request)
+            terms = await deps.registry.replace_terms(actor, kind, name, versions, await body(request))
+        deps.directory.nudge()
+        return answer(_shown(kind, terms), 201 if makes_anew(request) else 200, version=terms.version)
+
+    return put
+
+
+def _deleter(kind: TermsKind) -> Handler:
+    async def delete(request: web.Request) -> web.Response:
+        deps, name = request.app[DEPS], name_of(request, "name")
+        await deps.registry.delete_terms(request[TOKEN].name, kind, name, expected(request))
+        deps.directory.nudge()
+        return web.Response(status=204)
+
+    return delete
+
+
+def _shown(kind: TermsKind, terms: StoredTerms) -> dict[str, Any]:
+    """The fields that were given, and with the defaults all that are in force."""
+    effective = TERMS_MODEL[kind].model_validate(terms.policy).model_dump(mode="json")
+    return {"name": terms.name, "managed_by": terms.managed_by, **terms.policy, "effective": effective}
+
+
+def _behind(kind: TermsKind, cursor: str | None) -> str | None:
+    match position(kind, cursor):
+        case None:
+            return None
+        case [str(name)]:
+            return name
+    raise Refusal(400, "invalid_cursor", "The cursor is not of this list; begin without one.", param="cursor")
