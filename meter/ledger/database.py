@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from alembic import command
@@ -34,7 +36,7 @@ def open_engine(url: str, *, command_seconds: float | None = COMMAND_SECONDS) ->
     """An engine for `sqlite+aiosqlite:///file.db` or `postgresql+asyncpg://…`; connects when it is first used.
 
     `command_seconds`: how long Postgres may take over one statement before it counts as away (None: for ever).
-    DatabaseUnavailable: the URL is not one, or its driver is not installed.
+    DatabaseUnavailable: the URL is not one, its driver is not installed, or there is no place for the file.
     """
     try:
         parsed = make_url(url)
@@ -68,6 +70,9 @@ def _sqlite(url: URL) -> AsyncEngine:
     https://docs.sqlalchemy.org/en/20/dialects/sqlite.html#pysqlite-sqlite-transactions · readers that need no
     transaction use the isolation level AUTOCOMMIT and wait for nobody.
     """
+    directory = Path(url.database or ".").parent
+    if not os.access(directory, os.W_OK):
+        raise DatabaseUnavailable(f"The directory {directory} of ledger.url does not exist or cannot be written.")
     engine = create_async_engine(url, connect_args={"timeout": BUSY_SECONDS})
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     event.listen(engine.sync_engine, "begin", _begin_immediate)
