@@ -13,6 +13,9 @@ from quotas.policy import Limit, Policy
 
 ScopeKind = Literal["key", "team"]
 VerdictKind = Literal["base", "burst", "overflow", "parallel", "cap", "rate"]
+Answer = Literal["base", "burst", "no"]
+"""What one scope says about the primary route."""
+
 WindowName = Literal["minute", "burst", "hour"]
 """Roles, whatever the seconds: the rate, the burst, the cap."""
 
@@ -54,7 +57,8 @@ class Ask:
     """One admission: all limits of all scopes in one atomic question.
 
     `expected` ≤ `ceiling`, `least` ≤ `first_hold` ≤ `ceiling`; rule.md defines each. `primary` False: only the overflow
-    may serve it (the primary is down). `targets` are tried in order; none: overage is refused.
+    may serve it (the primary is down). `targets` are tried in order; none: overage is refused. `forced`: booked whatever
+    the limits say, on the primary or (`primary` False) in the cap alone: tokens spent while the store was away.
     """
 
     lease: str
@@ -65,6 +69,12 @@ class Ask:
     on_cap: Literal["clamp", "refuse"] = "clamp"
     primary: bool = True
     targets: tuple[Target, ...] = ()
+    forced: bool = False
+
+    @property
+    def cap_need(self) -> int:
+        """What the cap must have left: under `clamp` the least, under `refuse` the whole ceiling."""
+        return self.least if self.on_cap == "clamp" else self.ceiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +100,7 @@ class Verdict:
 
     Admitted: `hold` tokens are held against the cap, `ceiling` is what the answer may cost in all (lowered where the cap
     leaves less, so the output limit sent to the engine must be lowered to fit), `expected` is held against the rate on a
-    primary route, `target` names the overflow taken.
+    primary route, `target` names the overflow taken. `answers`: what each scope said about the primary, in their order.
 
     Refused: `scope` says whose limit it was; `retry_after` is the first moment (seconds from now) at which the same ask
     fits if nobody says anything more, None if it never will; `guess`: only holds stand in the way, so `retry_after` is
@@ -111,6 +121,7 @@ class Verdict:
     by_holds: bool = False
     blocked: bool = False
     windows: tuple[Window, ...] = ()
+    answers: tuple[Answer, ...] = ()
 
     @property
     def admitted(self) -> bool:
