@@ -18,8 +18,9 @@ from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from engine_adapter.http1 import Workers
+from meter.admin.deps import AdminDeps
 from meter.admin.health import health_app
-from meter.admin.site import AdminDeps, admin_app
+from meter.admin.site import admin_app
 from meter.callers.directory import Directory
 from meter.callers.registry import Registry
 from meter.config import Config, QuotaStoreTerms
@@ -104,7 +105,7 @@ class Sidecar:
         stack.push_async_callback(self._directory.stop)
         self._store = quota_store(config.quota_store, self._store_changed)
         stack.push_async_callback(self._store.close)
-        health = await self._listen(health_app(self), config.health.host, config.health.port)
+        health = await self._listen(health_app(self, self._metrics.registry), config.health.host, config.health.port)
         traffic = await self._start_traffic(engine) if self._sites != "admin" else None
         admin = await self._start_admin(engine, registry) if self._sites != "traffic" else None
         self.ports = Ports(traffic, admin, health)
@@ -241,13 +242,22 @@ class Sidecar:
                 if self._directory.prices.at(model.name, target.backend.name, now()) is None:
                     yield f"no price for {model.name}@{target.backend.name}: its records have no cost"
 
+    def look_again(self) -> None:
+        """Keys or tiers were edited by this process: do not wait for the next look."""
+        self._directory.nudge()
+
+    def knows(self, key_id: str) -> bool:
+        """Whether a key is in force here."""
+        return self._directory.by_key(key_id) is not None
+
     def drain(self) -> None:
         if self._traffic is not None:
             self._traffic.drain()
 
-    async def drained(self) -> bool:
-        """True once no request runs any more; False when the grace passed before."""
-        return self._traffic is None or await self._traffic.drained(self._config.listen.grace_seconds)
+    async def drained(self) -> None:
+        """Returns when no request runs any more, or when the grace has passed."""
+        if self._traffic is not None:
+            await self._traffic.drained(self._config.listen.grace_seconds)
 
     def _store_changed(self, up: bool) -> None:
         self._metrics.store_up.set(up)

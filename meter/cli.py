@@ -19,7 +19,7 @@ import uvloop
 from engine_adapter import simulator
 from engine_adapter.prompt_size import TokenizerUnavailable
 from meter import app, checks, demo
-from meter.callers.errors import Conflict, DatabaseAway, Invalid
+from meter.callers.errors import Conflict, Invalid
 from meter.config import Config, ConfigError, load
 from meter.keys_cli import keys
 from meter.ledger.database import DatabaseUnavailable, migrate
@@ -132,7 +132,7 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
         return uvloop.run(work)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except (DatabaseUnavailable, DatabaseAway) as error:
+    except DatabaseUnavailable as error:
         _fail(NO, str(error))
     except Invalid as error:
         for where, reason in error.mistakes:

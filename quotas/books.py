@@ -216,7 +216,7 @@ class State:
         kept = [self.cap, *(window for meter in meters for window in (meter.rate, meter.repay))]
         spans = [window.span + window.slot for window in kept if window is not None]
         debts = [meter.debt.paid_at(meter.debt.tokens) for meter in meters if meter.debt.pace]
-        return max(self.seen + lease_span + max(REMEMBER, *spans, 0), *debts) + SECOND
+        return max([self.seen + lease_span + max(REMEMBER, *spans, 0), *debts]) + SECOND
 
     def _due(self, name: str, lease: Lease, now: int) -> None:
         if lease.booked is not None:

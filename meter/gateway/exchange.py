@@ -141,6 +141,10 @@ class Gateway:
             except StoreUnavailable:
                 if self.timer() > until:
                     return log.warning("settlement given up", lease=lease, consumed=consumed)
+            except Exception:
+                return log.log.exception(
+                    "a settlement failed", extra={"fields": {"lease": lease, "consumed": consumed}}
+                )
             await asyncio.sleep(pause)
             pause = min(5.0, pause * 2)
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 from aiohttp import web
 
 from engine_adapter import vllm
@@ -96,15 +97,17 @@ def _candidates(exchange: Exchange) -> Sequence[Target]:
 
 
 async def _from(exchange: Exchange, target: Target) -> web.StreamResponse:
-    backend, hold = target.backend, exchange.admission.plan.ceiling
+    backend, hold, sent = target.backend, exchange.admission.plan.ceiling, exchange.gateway.timer()
+    streamed = exchange.admission.wanted.call.stream
+    exchange.usage = lambda: _unanswered(exchange, target, 0.0 if streamed else exchange.gateway.timer() - sent)
     backend.outstanding += hold
     try:
         async with await _open(exchange, target) as answer:
             if answer.status != 200:
                 raise await _said(answer, backend.terms.idle_seconds)
-            if exchange.admission.wanted.call.stream and _is_event_stream(answer):
-                return await _Stream(exchange, target, answer).relay()
-            return await _plain(exchange, target, answer)
+            if streamed and _is_event_stream(answer):
+                return await _Stream(exchange, target, answer, sent).relay()
+            return await _plain(exchange, target, answer, sent)
     finally:
         backend.outstanding -= hold
 
@@ -149,21 +152,33 @@ async def _said(answer: Answer, seconds: float) -> EngineUnavailable | EngineRef
     kept = [
         (name.decode(), value.decode("latin-1")) for name, value in answer.headers if name.startswith(b"retry-after")
     ]
-    reply = Reply(answer.status, said.type, said.code, said.message, said.param, kept)
+    reply = Reply(
+        answer.status, said.type, said.code, said.message, said.param, kept, body if _is_error(body) else None
+    )
     if answer.status == 429 or answer.status >= 500:
         return EngineSaid(reply)
     return EngineRefused(reply)
 
 
+class _ErrorBody(msgspec.Struct):
+    error: dict[str, object]
+
+
+def _is_error(body: bytes) -> bool:
+    """Whether a body has OpenAI's shape already, so that it may go on as it came."""
+    try:
+        return bool(msgspec.json.decode(body, type=_ErrorBody).error)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
+
 # ---- plain answers ---------------------------------------------------------------------------------------------------
 
 
-async def _plain(exchange: Exchange, target: Target, answer: Answer) -> web.Response:
+async def _plain(exchange: Exchange, target: Target, answer: Answer, sent: float) -> web.Response:
     gateway, admission = exchange.gateway, exchange.admission
-    sent = gateway.timer()
-    exchange.usage = lambda: _aborted(exchange, target, gateway.timer() - sent)
     try:
-        body = await answer.read_all(target.backend.terms.idle_seconds, MAX_ANSWER_BYTES)
+        body = await _whole(exchange, answer, target.backend.terms.idle_seconds)
         answered = read_answer(
             admission.wanted.call.endpoint,
             body,
@@ -184,8 +199,22 @@ async def _plain(exchange: Exchange, target: Target, answer: Answer) -> web.Resp
     return response
 
 
-def _aborted(exchange: Exchange, target: Target, waited: float) -> Usage:
-    """A plain answer that nobody waited for: the prompt, and what the backend made meanwhile at its recent pace."""
+async def _whole(exchange: Exchange, answer: Answer, seconds: float) -> bytes:
+    """The body; read to its end even for a client that left, if its tier says `on_hangup: drain`."""
+    if exchange.admission.wanted.caller.tier.on_hangup == "abort":
+        return await answer.read_all(seconds, MAX_ANSWER_BYTES)
+    reading = asyncio.ensure_future(answer.read_all(seconds, MAX_ANSWER_BYTES))
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        if exchange.gateway.leaving:
+            reading.cancel()
+            raise
+        return await reading
+
+
+def _unanswered(exchange: Exchange, target: Target, waited: float) -> Usage:
+    """What an engine did for a client that left before the answer: the prompt, and what it made meanwhile at its pace."""
     size, limit = exchange.admission.size, exchange.admission.plan.output_limit or 0
     made = size.choices * min(limit, int(waited * target.backend.pace))
     return Usage(prompt=size.prompt_estimate, completion=made, source="estimated")
@@ -217,7 +246,7 @@ def _head(exchange: Exchange, target: Target, answer: Answer, response: web.Stre
 class _Stream:
     """One streamed answer from its head to its end."""
 
-    def __init__(self, exchange: Exchange, target: Target, answer: Answer) -> None:
+    def __init__(self, exchange: Exchange, target: Target, answer: Answer, sent: float) -> None:
         admission, call = exchange.admission, exchange.admission.wanted.call
         self._exchange = exchange
         self._target = target
@@ -233,8 +262,7 @@ class _Stream:
             prompts=call.prompts,
         )
         self._governor = plan.Governor(admission.verdict.hold)
-        self._sent = self._timer()
-        exchange.usage = self._scanner.usage
+        self._sent = sent
 
     async def relay(self) -> web.StreamResponse:
         """Until the first content event nothing is passed on; then every piece at once."""
@@ -248,6 +276,8 @@ class _Stream:
         except asyncio.CancelledError:
             if self._exchange.gateway.leaving:
                 await self._break(response, "shut_down", "grace", "The answer is incomplete: the server is stopping.")
+            elif self._exchange.admission.wanted.caller.tier.on_hangup == "drain":
+                await self._drain()
             raise
         return response
 
@@ -286,6 +316,7 @@ class _Stream:
     async def _begin(self) -> web.StreamResponse:
         exchange = self._exchange
         exchange.first_token = self._timer()
+        exchange.usage = self._scanner.usage
         self._target.backend.fitness.ok()
         visit = exchange.admission.wanted.visit
         response = visit.response = web.StreamResponse()
@@ -320,6 +351,18 @@ class _Stream:
             out = scanner.feed(piece)
             if scanner.events != seen:
                 deadline = self._timer() + idle
+
+    async def _drain(self) -> None:
+        """The client left, but its tier lets the engine finish: read on to the end, and book all of it."""
+        try:
+            while not self._scanner.done and not await self._must_end():
+                if not (piece := await self._answer.read(self._target.backend.terms.idle_seconds)):
+                    break
+                self._scanner.feed(piece)
+        except (EngineBroke, TimeoutError):
+            pass
+        self._exchange.finish_reason = self._scanner.finish_reason
+        self._exchange.book("client_gone", self._scanner.usage(), reason="drained")
 
     async def _must_end(self) -> bool:
         """Reports what was used and extends the hold ahead of need; True when nothing more may be delivered."""

@@ -29,11 +29,15 @@ class Reply(Exception):
     message: str
     param: str | None = None
     headers: Headers = field(default_factory=list)
+    as_it_came: bytes | None = None
+    """A worker's own body of this shape."""
 
     @property
     def body(self) -> bytes:
         """`{"error": {"message", "type", "param", "code"}}`
         (https://platform.openai.com/docs/guides/error-codes)."""
+        if self.as_it_came is not None:
+            return self.as_it_came
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
 
