@@ -52,6 +52,11 @@ class Demo:
     def admin_token(self) -> str:
         return self._after(r"^export ADMIN=(\S+)$")
 
+    @property
+    def headings(self) -> list[str]:
+        """The steps of the tour, in order."""
+        return re.findall(r"^# (.+)$", self.printed, re.MULTILINE)
+
     def _after(self, pattern: str) -> str:
         found = re.search(pattern, self.printed, re.MULTILINE)
         assert found, f"the demo does not print {pattern}: {self.printed}"
@@ -66,8 +71,8 @@ class Demo:
             return Answer(error.code, error.read().decode())
 
     def paste(self, heading: str) -> str:
-        """Runs the lines under `# heading …` in a shell of their own, as a reader would; what they print."""
-        lines = self.printed.split(f"# {heading}", 1)[1].splitlines()[1:]
+        """Runs the lines under `# heading` in a shell of their own, as a reader would; what they print."""
+        lines = self.printed.split(f"# {heading}\n", 1)[1].splitlines()
         block = "\n".join(lines[: lines.index("")] if "" in lines else lines)
         script = f"export KEY={self.key} ADMIN={self.admin_token}\n{block}"
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=100, check=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-import click
 import typer
 import yaml
 from pydantic import BaseModel
+from typer.core import TyperCommand, TyperGroup
 
 from meter.callers.tiers import LimitTerms, ShadowTerms
 from meter.cli import cli
@@ -106,10 +106,10 @@ def _named_in_examples() -> set[str]:
 # ---- command line ----------------------------------------------------------------------------------------------------
 
 
-def command(words: list[str]) -> tuple[click.Command, list[str]]:
+def command(words: list[str]) -> tuple[TyperCommand | TyperGroup, list[str]]:
     """The command that `weir …` would run, and the words left over for it. LookupError where there is none."""
-    node: click.Command = typer.main.get_command(cli)
-    while isinstance(node, click.Group) and words and not words[0].startswith("-"):
+    node: Any = typer.main.get_command(cli)
+    while isinstance(node, TyperGroup) and words and not words[0].startswith("-"):
         if words[0] not in node.commands:
             raise LookupError(f"weir has no command {words[0]!r}")
         node, words = node.commands[words[0]], words[1:]

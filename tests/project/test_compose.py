@@ -35,8 +35,8 @@ def published(service: str) -> set[int]:
 
 def test_it_fits_the_compose_specification() -> None:
     checker = Path(sys.executable).with_name("check-jsonschema")
-    words = [checker, "--builtin-schema", "vendor.compose-spec", ROOT / "docker-compose.yml"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    words = ["--builtin-schema", "vendor.compose-spec", "docker-compose.yml"]
+    done = subprocess.run([checker, *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -37,7 +37,9 @@ def blocks(text: str) -> list[str]:
 
 def documented_keys() -> dict[str, str]:
     """The reference's table: key and default."""
-    rows = re.findall(r"^\| `([a-z_.*\[\]]+)` \| (?:`([^`]*)`|(required)) \|", read("docs/operations.md"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([a-z0-9_.*\[\]]+)` \| (?:`([^`]*)`|(required)) \|", read("docs/operations.md"), re.MULTILINE
+    )
     return {key: default or required for key, default, required in rows}
 
 
