@@ -330,7 +330,7 @@ class _Link(asyncio.Protocol):
 
     def resume(self) -> None:
         """The reader has caught up."""
-        if self._paused and self._transport is not None:
+        if self._paused and self._transport is not None and self.usable:
             self._paused = False
             self._transport.resume_reading()
 
@@ -387,7 +387,6 @@ class _Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._workers.enter(self)
 
     def eof_received(self) -> None:
         """The worker closed in order. We do too: there is nothing left to say on a connection that is half-closed."""
@@ -395,6 +394,7 @@ class _Link(asyncio.Protocol):
         self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
         self._lost(clean=False)
         if self._timer is not None:
             self._timer.cancel()
@@ -510,6 +510,11 @@ class Workers:
         except BaseException:
             link.abort()
             raise
+        if self._closed or not link.usable:
+            link.abort()
+            raise EngineUnavailable("The worker closed the connection at once.", phase="connect")
+        # Not before: uvloop does not call connection_lost for an attempt that was cancelled.
+        self._links.add(link)
         return link
 
     def _context(self) -> ssl.SSLContext:
@@ -518,9 +523,6 @@ class Workers:
         return self._tls
 
     # the pool
-
-    def enter(self, link: _Link) -> None:
-        self._links.add(link)
 
     def leave(self, link: _Link) -> None:
         self._links.discard(link)

@@ -78,6 +78,7 @@ _PLACE = {word: place for place, word in enumerate(WORDS)}
 _FIRST_WORD_ID = 1_000
 _FIRST_OTHER_ID = 2_000
 _TEMPLATE = {"<|im_start|>": 1, "<|im_end|>": 2, "\n": 3}
+_TEMPLATE_TEXTS = {number: token for token, number in _TEMPLATE.items()}
 _REMEMBERED = 65_536
 
 
@@ -117,7 +118,9 @@ class Vocabulary:
 
     def _text(self, number: int) -> str:
         place = number - _FIRST_WORD_ID
-        return " " + WORDS[place] if 0 <= place < len(WORDS) else self._seen.get(number, "")
+        if 0 <= place < len(WORDS):
+            return " " + WORDS[place]
+        return _TEMPLATE_TEXTS.get(number) or self._seen.get(number, "")
 
 
 def word_id(place: int) -> int:

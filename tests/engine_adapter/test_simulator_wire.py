@@ -88,7 +88,7 @@ def _sum(found: re.Match[str]) -> str:
 
 def by_choice(events: list[str]) -> list[str]:
     """Choices take turns as they like: the order counts within each."""
-    return sorted(events, key=lambda event: (found := re.search(r'"index":(\d+)', event)) and found[1] or "z")
+    return sorted(events, key=lambda event: ((found := re.search(r'"index":(\d+)', event)) and found[1]) or "z")
 
 
 @pytest.fixture(scope="module")
