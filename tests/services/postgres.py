@@ -76,8 +76,7 @@ class PostgresServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.resume()
-        self.stop()
+        self.kill()
         shutil.rmtree(self._home, ignore_errors=True)
 
     def __repr__(self) -> str:
