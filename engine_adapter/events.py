@@ -38,7 +38,6 @@ from engine_adapter.usage import Usage
 LARGEST_EVENT: Final = 16 * 1024 * 1024
 """Bytes an unfinished event may hold back: above every real one, and a bound for a worker that never ends a line."""
 
-_LINE_END = re.compile(rb"\r\n|\r|\n")
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _DONE: Final = b"[DONE]"
 
@@ -215,27 +214,31 @@ class Scanner:
             return event
         self.events += 1
         if event.startswith(b"data:") and b"\n" not in event and b"\r" not in event:
-            data = event[5:]
+            name, data = _field(event)
             shown = self._read_data(data)
-            return event if shown is data else shown and b"data:" + shown
+            return event if shown is data else shown and name + shown
         return self._read_lines(event)
 
     def _read_lines(self, event: bytes) -> bytes:
         """The general form: comments, other fields, several lines of data, a byte-order mark at the stream's start."""
         mark = _BYTE_ORDER_MARK if self.events == 1 and event.startswith(_BYTE_ORDER_MARK) else b""
-        lines = _LINE_END.split(event[len(mark) :])
-        fields = [line for line in lines if line == b"data" or line.startswith(b"data:")]
-        if not fields:
+        lines = event[len(mark) :].splitlines(keepends=True)
+        places = [
+            place for place, line in enumerate(lines) if line.startswith(b"data:") or line.rstrip(b"\r\n") == b"data"
+        ]
+        if not places:
             return event
-        data = b"\n".join(field[5:] for field in fields)
+        fields = [_field(lines[place].rstrip(b"\r\n")) for place in places]
+        data = b"\n".join(value for _, value in fields)
         shown = self._read_data(data)
         if shown is data:
             return event
         if not shown:
             return b""
-        first = lines.index(fields[0])
-        others = [line for line in lines if line not in fields]
-        return mark + b"\n".join((*others[:first], b"data:" + shown, *others[first:]))
+        last = lines[places[-1]]
+        line_end = last[len(last.rstrip(b"\r\n")) :]
+        lines[places[-1]] = fields[-1][0] + shown + line_end
+        return mark + b"".join(line for place, line in enumerate(lines) if place not in places[:-1])
 
     def _read_data(self, data: bytes) -> bytes:
         if len(data) < 16 and data.strip() == _DONE:
@@ -255,8 +258,7 @@ class Scanner:
     def _read_done(self, data: bytes) -> bytes:
         self.done = True
         owed = self._usage_owed()
-        # the data of an event that comes before this one
-        return owed[5:] + b"data:" + data if owed else data
+        return owed.removeprefix(b"data: ") + b"data: " + data if owed else data  # an event before this one
 
     def _read_error(self, error: Any, data: bytes) -> None:
         members = error if isinstance(error, dict) else {"message": error}
@@ -350,6 +352,12 @@ _READ_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 _EVENT_END = re.compile(rb"\n(?:\n|\r\n?)|\r\r\n?")
+
+
+def _field(line: bytes) -> tuple[bytes, bytes]:
+    """A data line's name, with the colon and the one space that may follow, and its value."""
+    start = 6 if line.startswith(b"data: ") else 5
+    return line[:start], line[start:]
 
 
 def _event_ends(data: bytes) -> list[tuple[int, int]]:
