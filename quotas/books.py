@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from quotas.policy import MAX_TOKENS, Limit, Policy
-from quotas.store import Answer, Scope, VerdictKind
+from quotas.store import Answer, Scope, Target, VerdictKind
 from quotas.windows import NEVER, SECOND, Debt, Window
 
 REMEMBER = 600 * SECOND
@@ -179,6 +179,14 @@ class State:
     def meter(self, lease: Lease) -> Meter | None:
         """The books of the lease's route; None for a target without a rate, and for any target in a team's scope."""
         return self.primary if lease.kind != "overflow" else self.targets.get(lease.target or "")
+
+    def target(self, target: Target, now: int) -> Meter | None:
+        """The books of a target's own rate, brought to `now`; None for one without."""
+        if target.rate is None:
+            return None
+        meter = self.targets.setdefault(target.name, Meter())
+        meter.tick(target_terms(target.rate), now)
+        return meter
 
     def open(self, name: str, lease: Lease) -> None:
         self.leases[name] = lease

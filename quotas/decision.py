@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from quotas.books import Book, Lease, Meter, State, target_terms
+from quotas.books import Book, Lease, State, target_terms
 from quotas.forecast import retry_after
 from quotas.policy import Limit
 from quotas.store import Answer, Ask, LeaseView, Progress, ScopeKind, Target, Verdict, VerdictKind, View, Window
@@ -83,11 +83,10 @@ def _granted(
 
 
 def _target_answer(state: State, target: Target, now: int, expected: int, *, holds: bool = True) -> Answer:
-    if target.rate is None:
+    meter = state.target(target, now)
+    if meter is None or target.rate is None:
         return "base"
-    rule, meter = target_terms(target.rate), state.targets.setdefault(target.name, Meter())
-    meter.tick(rule, now)
-    return meter.answer(rule, now, expected, meter.held if holds else 0)
+    return meter.answer(target_terms(target.rate), now, expected, meter.held if holds else 0)
 
 
 def _open(books: Sequence[Book], ask: Ask, decision: Decision, now: int, lease_span: int) -> None:
@@ -164,6 +163,7 @@ def verdict(books: Sequence[Book], ask: Ask, decision: Decision, now: int, jitte
     return Verdict(
         decision.kind,
         now / SECOND,
+        expected=decision.expected,
         scope=books[decision.scope or 0].scope.kind,
         retry_after=1 + jitter / 2 if guess else moment,
         guess=guess,

@@ -26,7 +26,7 @@ def retry_after(books: Sequence[Book], ask: Ask, now: int) -> float | None:
     again with what is expected then, until both agree.
     """
     moment, expected = now, -1
-    forecasts = [Forecast(book) for book in books]
+    forecasts = [Forecast(book, now) for book in books]
     while moment < NEVER and expected != (then := _expected_at(forecasts, ask, moment)):
         expected = then
         moment = _first_fit(forecasts, ask, moment, expected)
@@ -56,6 +56,7 @@ class Forecast:
     """What becomes of one scope if nobody says anything more: its running leases expire, its charges slide out."""
 
     book: Book
+    now: int
     ending: list[Lease] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,9 +78,11 @@ class Forecast:
         return self._spells(self.book.state.primary, self.book.terms, expected)
 
     def target_at(self, target: Target, expected: int) -> int:
-        if target.rate is None:
+        """From when the target takes `expected` more."""
+        meter = self.book.state.target(target, self.now)
+        if meter is None or target.rate is None:
             return 0
-        return self._spells(self.book.state.targets[target.name], target_terms(target.rate), expected)[0][0]
+        return self._spells(meter, target_terms(target.rate), expected)[0][0]
 
     def _spells(self, meter: Meter, rule: Terms, expected: int) -> list[tuple[int, int]]:
         if rule.rate is None or meter.rate is None:

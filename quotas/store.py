@@ -102,7 +102,7 @@ class Verdict:
     leaves less, so the output limit sent to the engine must be lowered to fit), `expected` is held against the rate on a
     primary route, `target` names the overflow taken. `answers`: what each scope said about the primary, in their order.
 
-    Refused: `scope` says whose limit it was; `retry_after` is the first moment (seconds from now) at which the same ask
+    Refused: `scope` says whose limit it was (for `rate`, `expected` is what found no room); `retry_after` is the first moment (seconds from now) at which the same ask
     fits if nobody says anything more, None if it never will; `guess`: only holds stand in the way, so `retry_after` is
     a guess; `impossible`: it could not fit even into empty windows; `by_holds`: the cap is full of running requests'
     holds, not of use; `blocked`: a limit of 0 refuses it, whatever happens.
