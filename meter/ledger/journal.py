@@ -272,7 +272,10 @@ class Journal:
             if end >= segment.size:
                 segment.pending = 0
             home.oldest_at = (_ended(records[-1]) if records else home.oldest_at) if home.pending else None
-            self._drop_shipped(home)
+            if not self._spare.held and not self._home.pending:
+                self._seal()  # the disk is full, and this can be given back
+            for each in list(self._homes):
+                self._drop_shipped(each)
             self._homes.rotate(-1)
 
     def _unshipped(self) -> Iterator[tuple[Home, Segment]]:
@@ -301,7 +304,7 @@ class Journal:
 
     def _may_go(self, segment: Segment) -> bool:
         still_open = [known for known in self._open.values() if known.segment is segment]
-        if still_open and self._stopping.is_set():
+        if still_open and (self._stopping.is_set() or self.full):
             return False
         try:
             for known in still_open:
@@ -313,9 +316,9 @@ class Journal:
 
     def _carry_over(self, known: _Open) -> None:
         exchange_id = known.opened.record.exchange_id
-        segment = self._append(Kind.OPENED, exchange_id, known.opened, spare=True)
+        segment = self._append(Kind.OPENED, exchange_id, known.opened)
         if known.advanced is not None:
-            self._append(Kind.ADVANCED, exchange_id, known.advanced, spare=True)
+            self._append(Kind.ADVANCED, exchange_id, known.advanced)
         known.segment = segment
 
     # adoption
@@ -453,9 +456,13 @@ class Journal:
         return segment
 
     def _seal(self) -> None:
+        """Nothing more is written to the segment at hand. Its descriptor is closed once it is flushed."""
         if self._descriptor is not None:
-            self._retired.append(self._descriptor)
             self._home.segments[-1].sealed = True
+            if self._fsync_seconds:
+                self._retired.append(self._descriptor)
+            else:
+                os.close(self._descriptor)
             self._descriptor = None
 
     def _failed(self, error: OSError) -> JournalError:
