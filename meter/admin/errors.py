@@ -10,11 +10,13 @@ from meter.admin.answers import Refusal, refusal_for
 from meter.telemetry.log import log
 
 REQUEST_ID = "x-weir-request-id"
+ID: web.RequestKey[str] = web.RequestKey("id", str)
+"""What this request is called in the answer and in the log."""
 
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    request_id = str(uuid_utils.uuid7())
+    request_id = request[ID] = str(uuid_utils.uuid7())
     try:
         response = await handler(request)
     except Exception as error:

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field
 from meter.admin.answers import answer
 from meter.admin.asked import Page, query
 from meter.admin.deps import DEPS, AdminDeps
+from meter.admin.errors import ID, REQUEST_ID
 from meter.callers.edits import Moment, Reference
 from meter.callers.errors import Invalid
 from meter.callers.stored import iso
@@ -29,6 +30,7 @@ SUMS = (
     "cost_usd",
     "unpriced_requests",
 )
+CSV = {"Content-Type": "text/csv; charset=utf-8", "Content-Disposition": 'attachment; filename="usage.csv"'}
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What makes a spreadsheet run a cell's text. Tags come from callers. https://owasp.org/www-community/attacks/CSV_Injection"""
 
@@ -79,6 +81,8 @@ def routes(prefix: str) -> list[web.RouteDef]:
 async def usage(request: web.Request) -> web.StreamResponse:
     """Sums over records that started in [from, to); without them, over this month until now."""
     deps, asked = request.app[DEPS], query(request, UsageQuery)
+    if asked.cursor and not (asked.group_by or asked.bucket):
+        raise Invalid([("cursor", "must be left out: without group_by and bucket there is one row")])
     start, end = _span(asked, deps.clock())
     if asked.format == "csv":
         return await _csv(request, asked, start, end)
@@ -131,8 +135,7 @@ async def _csv(request: web.Request, asked: UsageQuery, start: datetime, end: da
     columns = [*(["bucket"] if asked.bucket else []), *asked.group_by, *SUMS]
     pages = _pages(request.app[DEPS], asked, start, end)
     first = await anext(pages)
-    headers = {"Content-Type": "text/csv; charset=utf-8", "Content-Disposition": 'attachment; filename="usage.csv"'}
-    response = web.StreamResponse(headers=headers)
+    response = web.StreamResponse(headers={**CSV, REQUEST_ID: request[ID]})
     await response.prepare(request)
     await response.write(_lines([columns]) + _lines(_cells(columns, first)))
     try:

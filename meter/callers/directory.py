@@ -43,7 +43,7 @@ class Directory:
         self._snapshot = snapshot
         self._clock = clock
         self._book = bind(Known())
-        self._loaded = self._seeded = False
+        self._loaded = self._seeded = self._stopping = False
         self._nudged = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.stale_since: datetime | None = clock()
@@ -91,7 +91,11 @@ class Directory:
         self._task = asyncio.create_task(self._keep_fresh(), name="directory")
 
     async def stop(self) -> None:
+        """Lets a look that is under way come to its end, for a moment; a cut one would leave its connection in disorder."""
+        self._stopping = True
+        self._nudged.set()
         if self._task is not None:
+            await asyncio.wait({self._task}, timeout=LOOK_SECONDS)
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
@@ -101,6 +105,8 @@ class Directory:
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._nudged.wait(), pause)
+            if self._stopping:
+                return
             self._nudged.clear()
             try:
                 await self._refresh()

@@ -24,7 +24,6 @@ from quotas.policy import UNLIMITED, Limit, Policy
 from tests.callers.databases import config, eventually, now
 from tests.services.postgres import PostgresServer
 
-
 PRODUCT = Config()
 
 

@@ -13,7 +13,6 @@ from meter.callers.errors import Conflict, Invalid, NotFound, ReadOnly, Stale
 from meter.callers.keys import parse
 from meter.callers.registry import Registry
 from meter.callers.tables import current_revision, reading
-from meter.config import Config
 from meter.ledger.schema import api_key, audit_log
 from tests.callers.databases import config, now
 
@@ -281,4 +280,3 @@ async def test_moments_come_back_as_they_went_in(registry: Registry) -> None:
     moment = datetime.fromisoformat("2031-05-06T07:08:09.123456+02:00")
     key, _ = await registry.create_key("ops", read(KeyDraft, {"name": "a", "expires_at": moment.isoformat()}))
     assert (await registry.key(key.id)).expires_at == moment
-    assert await registry.seed(Config()) is None
