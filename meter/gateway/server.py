@@ -37,6 +37,26 @@ MODELS, QUOTA = "/v1/models", "/v1/quota"
 _NONE = "none"
 
 
+class _Connection(web.RequestHandler):
+    """aiohttp's, but what is no HTTP gets our error shape too, and no stack trace in the log."""
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer is under way already")
+        reply = replies.internal() if status >= 500 else replies.bad_request("This is not a proper HTTP/1.1 request.")
+        log.info("no proper request", status=status, reason=type(exc).__name__)
+        response = web.Response(status=status, body=reply.body, content_type="application/json")
+        response.force_close()
+        return response
+
+
+class _Server(web.Server):
+    def __call__(self) -> _Connection:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
 class TrafficSite:
     """Listens, routes, answers; knows which requests run."""
 
@@ -55,7 +75,7 @@ class TrafficSite:
 
     async def start(self, terms: ListenTerms) -> int:
         """Binds; returns the port."""
-        server = web.Server(
+        server = _Server(
             self._handle,
             handler_cancellation=True,
             access_log=None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,22 @@ async def test_the_answer_tells_that_and_how_far_the_output_was_lowered(tmp_path
         assert json.loads(house.large.requests[-1].body)["max_tokens"] == 10
         untouched = await house.post({**HELLO, "max_tokens": 9})
         assert "x-weir-max-tokens" not in untouched.headers
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"hello\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nCookie: a=" + b"x" * 20_000 + b"\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+)
+async def test_what_is_no_proper_http_is_refused_in_the_error_shape(tmp_path: Path, head: bytes) -> None:
+    async with House(tmp_path) as house:
+        reader, writer = await asyncio.open_connection("127.0.0.1", house.sidecar.ports.traffic)
+        writer.write(head)
+        answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.") and b" 400 " in answer.split(b"\r\n")[0]
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+        assert (await house.post()).status == 200
