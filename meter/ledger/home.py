@@ -38,7 +38,7 @@ class Home:
 
     @classmethod
     def claim(cls, path: Path) -> Self | None:
-        """The directory, if nobody alive has it."""
+        """The directory, if nobody alive has it. OSError: the disk knows no locks."""
         try:
             lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
@@ -47,8 +47,11 @@ class Home:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if (path / "lock").stat().st_ino == os.fstat(lock).st_ino:
                 return cls(path, lock)
-        except OSError:  # held by a living process, or removed by one that was faster
+        except (BlockingIOError, FileNotFoundError):  # held by a living process, or removed by one that was faster
             pass
+        except OSError:
+            os.close(lock)
+            raise
         os.close(lock)
         return None
 
@@ -68,13 +71,16 @@ class Home:
         return sum(segment.size for segment in self.segments)
 
     def release(self) -> None:
-        """Lets go of it; it goes too if there is no segment in it."""
+        """Lets go of it, and removes it if there is no segment in it."""
         if not self.segments:
             try:
                 (self.path / "lock").unlink(missing_ok=True)
                 self.path.rmdir()
             except OSError as error:  # whoever looks next finds it empty again
                 log.debug("The journal's directory %s stays: %s", self.path, error.strerror)
+        self.let_go()
+
+    def let_go(self) -> None:
         os.close(self._lock)
 
 

@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -45,6 +46,8 @@ SEGMENT_BYTES = 16 * 1024 * 1024
 ROOM_PER_EXCHANGE = 4 * 1024
 """Kept free for every open exchange, so that its end can always be written; a record takes about 700 bytes."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_LOST = (errno.ENOENT, errno.EIO)
+"""A file that is gone or whose disk is failing does not come back by trying again."""
 
 T = TypeVar("T")
 
@@ -202,8 +205,8 @@ class Journal:
             if not self.full:
                 try:
                     self._append(Kind.ADVANCED, advanced.exchange_id, advanced)
-                except JournalError as error:
-                    log.warning("%s", error)
+                except JournalError as error:  # counted; the end of the exchange will say it aloud
+                    log.debug("%s", error)
 
     def finished(self, record: UsageRecord) -> None:
         """Writes how an exchange ended; from then on it will be booked. There is always room for one that was opened.
@@ -251,13 +254,18 @@ class Journal:
                 return None
             home, segment = chosen
             start, end = segment.position, segment.size
-        records = []
-        for item in segment.read(start, end):
-            start = item.end
-            if (record := self._record(home, segment, item)) is not None:
-                records.append(record)
-            if len(records) == rows:
-                return Batch(home, segment, records, start)
+        records: list[UsageRecord] = []
+        try:
+            for item in segment.read(start, end):
+                start = item.end
+                if (record := self._record(home, segment, item)) is not None:
+                    records.append(record)
+                if len(records) == rows:
+                    return Batch(home, segment, records, start)
+        except OSError as error:
+            if error.errno not in _LOST:
+                raise
+            self._set_aside_whole(home, segment.path, f"{segment.path} cannot be read: {error.strerror}.")
         return Batch(home, segment, records, end)
 
     def shipped(self, batch: Batch) -> None:
@@ -304,7 +312,7 @@ class Journal:
 
     def _may_go(self, segment: Segment) -> bool:
         still_open = [known for known in self._open.values() if known.segment is segment]
-        if still_open and (self._stopping.is_set() or self.full):
+        if still_open and (self._stopping.is_set() or not self._spare.held):
             return False
         try:
             for known in still_open:
@@ -327,7 +335,13 @@ class Journal:
         """Takes over the directories of processes that are gone. At start, before serving, and from time to time."""
         records, unfinished = 0, []
         for home in Home.claim_all(self.directory):
-            found = self._scan(home)
+            try:
+                found = self._scan(home)
+            except OSError as error:
+                self.failures += 1
+                log.error("%s cannot be adopted now, it is tried again: %s", home.path, error.strerror)
+                home.let_go()
+                continue
             records += home.pending
             unfinished += [known.as_crashed() for known in found.values()]
             with self._guard:
@@ -404,8 +418,9 @@ class Journal:
 
     def _set_aside_whole(self, home: Home, path: Path, reason: str) -> None:
         kept = self.directory / f"{home.path.name}-{path.stem}.damaged"
-        path.rename(kept)
         self.damaged += 1
+        with suppress(FileNotFoundError):
+            path.rename(kept)
         log.error("%s It is kept as %s, the rest goes on.", reason, kept.name)
 
     # writing
@@ -486,8 +501,9 @@ class Journal:
         while not self._stopping.wait(self._fsync_seconds or 1):
             if self._fsync_seconds:
                 self._flush_or_tell()
-            if not self._spare.held and self._spare.take():
-                log.warning("The disk of the journal %s has room again.", self.directory)
+            with self._guard:
+                if not self._spare.held and self._spare.take():
+                    log.warning("The disk of the journal %s has room again.", self.directory)
 
     def _flush_or_tell(self) -> None:
         try:

@@ -297,6 +297,46 @@ def test_damage_while_it_runs_does_not_block_it(directory: Path) -> None:
         assert journal.damaged == 1
 
 
+def test_a_file_that_is_gone_does_not_block_the_rest(directory: Path) -> None:
+    written = [record() for _ in range(40)]
+    with running(directory, segment_bytes=4_096) as journal:
+        for each in written:
+            journal.finished(each)
+        gone = segments(directory)[0]
+        lost = gone.read_bytes().count(b"exchange_id")
+        gone.unlink()
+        assert ship_all(journal) == written[lost:]
+        assert (journal.backlog_rows, journal.damaged) == (0, 1)
+
+
+def test_a_file_that_cannot_be_read_now_is_tried_again(directory: Path) -> None:
+    with running(directory) as journal:
+        journal.finished(record())
+    [path] = segments(directory)
+    kept = path.rename(directory / "kept")
+    path.mkdir()
+    with running(directory) as successor:
+        assert successor.adopt() == (0, [])
+        assert successor.failures == 1
+        path.rmdir()
+        kept.rename(path)
+        assert successor.adopt() == (1, [])
+
+
+def test_segments_in_which_something_is_open_go_even_at_the_limit(directory: Path) -> None:
+    with running(directory, max_bytes=64 * 1024, segment_bytes=4_096) as journal:
+        begun = opened()
+        journal.opened(begun)
+        while not journal.full:
+            each = opened()
+            journal.opened(each)
+            journal.finished(each.record)
+        ship_all(journal)
+        assert len(segments(directory)) == 1
+        assert journal.bytes < 16 * 1024
+        journal.finished(begun.record)
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(cut=st.integers(0, 10_000) | st.none(), flips=st.lists(st.integers(0, 80_000), max_size=3))
 def test_whatever_happens_to_the_file_the_rest_is_read(tmp_path: Path, cut: int | None, flips: list[int]) -> None:

@@ -176,6 +176,26 @@ async def test_a_poison_row_is_set_aside_and_the_rest_goes_in(
     assert shipper.results() == {"written": 19, "duplicate": 0, "rejected": 1}
 
 
+async def test_a_row_that_the_database_itself_refuses_is_set_aside(
+    journal: Journal, postgres_server: PostgresServer
+) -> None:
+    url = postgres_server.create_database()
+    await migrate(url)
+    engine = open_engine(url)
+    async with engine.begin() as connection:
+        await connection.execute(text("ALTER TABLE usage_record ADD CONSTRAINT sane CHECK (duration_ms >= 0)"))
+    records = varied(30)
+    too_much = [record(prompt_tokens=2**62) for _ in range(2)]  # fine alone; their hour's sum is not
+    shipper = await ship(journal, engine, [*records, too_much[0], record(duration_ms=-1), too_much[1]])
+    assert await booked(engine) == in_order([*records, too_much[0]])
+    assert await hourly(engine) == summed([*records, too_much[0]])
+    assert shipper.results() == {"written": 31, "duplicate": 0, "rejected": 2}
+    reasons = [msgspec.json.decode(line)["reason"] for line in (journal.directory / REJECTED).open("rb")]
+    assert ["sane" in reason for reason in reasons] == [True, False]
+    assert "out of range" in reasons[1]
+    await engine.dispose()
+
+
 async def test_a_stop_ships_what_is_there(journal: Journal, engine: AsyncEngine) -> None:
     """T058"""
     shipper = Shipper(journal, engine, batch_seconds=60)
