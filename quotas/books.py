@@ -9,6 +9,7 @@ import heapq
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from quotas import store
 from quotas.policy import MAX_TOKENS, Limit, Policy
 from quotas.store import Answer, Scope, Target, VerdictKind
 from quotas.windows import NEVER, SECOND, Debt, Window
@@ -217,6 +218,19 @@ class State:
         self.charge(now, lease, consumed)
         self._release(lease, lease.rate_hold, lease.cap_hold)
         self.running -= 1
+
+    def seed(self, window: store.Window, now: int) -> None:
+        """Charges what is gone of a window that another store showed; a burst that could not be had is taken as opened."""
+        meter, gone = self.primary, window.limit - window.remaining
+        if window.name == "hour" and self.cap is not None:
+            self.cap.add(now, gone)
+        elif window.name == "minute" and meter.rate is not None:
+            meter.rate.add(now, gone)
+            meter.debt.charge(now, gone)
+        elif window.name == "burst" and meter.repay is not None:
+            meter.repay.add(now, min(window.limit, window.used + window.held))
+            if window.reset_seconds > 0:
+                meter.opened = max(0, now + round(window.reset_seconds * SECOND) - meter.repay.span)
 
     def keep_until(self, lease_span: int) -> int:
         """The moment from which nothing here can matter to any answer."""

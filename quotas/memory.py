@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from quotas import decision
 from quotas.books import Book, State
-from quotas.store import Account, Ask, Progress, Verdict, View
+from quotas.store import Account, Ask, Progress, Verdict, View, Window
 from quotas.windows import SECOND
 
 Owner = tuple[str, str, str]
@@ -59,13 +59,13 @@ class MemoryStore:
     async def close(self) -> None:
         """Nothing to let go of."""
 
-    def seed(self, account: Account, used: list[tuple[int, int]]) -> None:
-        """Charges each scope, in their order, with (tokens in its rate, tokens in its cap) at this moment."""
+    def seed(self, account: Account, windows: Iterable[Window]) -> None:
+        """Starts the account from windows as another store showed them: what did not remain is charged at this moment."""
         books, now = self._open(account)
-        for book, (rate, cap) in zip(books, used, strict=True):
-            book.state.primary.charge(now, rate)
-            if book.state.cap is not None:
-                book.state.cap.add(now, cap)
+        for window in windows:
+            for book in books:
+                if book.scope.kind == window.scope:
+                    book.state.seed(window, now)
 
     def _open(self, account: Account) -> tuple[list[Book], int]:
         now = round(self._clock() * SECOND)

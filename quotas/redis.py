@@ -106,8 +106,10 @@ class RedisStore:
         return decision.view(books, now)
 
     async def ping(self) -> float:
-        """Redis' time. Waits longer than other calls do, so that a slow connection gets made."""
-        seconds, microseconds = await self._line.call(("TIME",), PATIENCE)
+        """Redis' time; it must take writes too. Waits longer than other calls, so that a slow connection gets made."""
+        (seconds, microseconds), _ = await asyncio.gather(
+            self._line.call(("TIME",), PATIENCE), self._line.call(("SET", "weir:ping", "", "PX", 1_000), PATIENCE)
+        )
         return float(seconds) + microseconds / SECOND if self._clock is None else self._clock()
 
     async def close(self) -> None:
