@@ -136,6 +136,14 @@ def test_the_journal_survives_a_restart_of_the_container() -> None:
     assert int(volume["emptyDir"]["sizeLimit"].removesuffix("Mi")) > settings().ledger.journal_max_mb
 
 
+def test_while_redis_is_away_the_sidecars_together_spend_no_more_than_is_left() -> None:
+    terms = the("Deployment")["spec"]
+    most = terms["replicas"] + terms["strategy"]["rollingUpdate"]["maxSurge"]
+    share = settings().quota_store.local_share
+    assert share != "auto"
+    assert share * most <= 1
+
+
 def test_every_mount_has_its_volume() -> None:
     volumes = {volume["name"] for volume in POD["volumes"]}
     assert {mount["name"] for each in (WEIR, VLLM) for mount in each["volumeMounts"]} == volumes
