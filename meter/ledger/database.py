@@ -16,7 +16,8 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, event, make_url, text
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidRequestError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolExhausted
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from meter.ledger.partitions import MONTHS_AHEAD, ensure_partitions
@@ -98,9 +99,9 @@ def reaching(url: URL) -> Iterator[None]:
     """Says as DatabaseUnavailable what drivers say in many ways: refused, timed out, not allowed, not there."""
     try:
         yield
-    except (OSError, DBAPIError, InvalidRequestError) as error:
+    except (OSError, DBAPIError, PoolExhausted) as error:
         cause = getattr(error, "orig", None) or error
-        reason = " ".join(str(cause).split()).rsplit(">: ", 1)[-1] or type(cause).__name__
+        reason = " ".join(str(cause).split()).rsplit(">: ", 1)[-1] or "it does not answer in time"
         place = url.render_as_string(hide_password=True)
         raise DatabaseUnavailable(f"The database {place} cannot be used: {reason}. See ledger.url.") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from datetime import date, datetime, timedelta, timezone
 from itertools import pairwise
@@ -165,6 +166,13 @@ async def test_a_database_that_is_away_is_said_plainly(
 async def test_a_database_that_is_not_there_is_said_plainly(postgres_server: PostgresServer) -> None:
     with pytest.raises(DatabaseUnavailable, match=r'database "nothere" does not exist. See ledger.url'):
         await migrate(postgres_server.url.replace("/postgres", "/nothere"))
+
+
+async def test_a_port_where_nobody_answers_is_said_plainly() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql+asyncpg://me:geheim@127.0.0.1:{silent.getsockname()[1]}/db"
+        with pytest.raises(DatabaseUnavailable, match=r"me:\*\*\*@.* cannot be used: it does not answer in time"):
+            await migrate(url)
 
 
 async def test_a_file_that_is_no_database_is_said_plainly(tmp_path: Path) -> None:
