@@ -129,16 +129,15 @@ class Scanner:
 
     def cut(self) -> bytes:
         """Ends the answer cleanly now, for want of tokens: each unfinished choice with "length", usage if asked for."""
-        if self._over:
+        if self._over or self.done:
             return b""
         self._over = self.done = True
         self._rest.clear()
-        known = self._finished | set(range(self._choices))
-        unfinished = [index for index in sorted(known) if index not in self._finished]
+        unfinished = [index for index in range(self._choices) if index not in self._finished]
         if 0 in unfinished or self.finish_reason is None:
             self.finish_reason = "length"
         pieces = [self._event([self._last_piece(index)]) for index in unfinished]
-        if self._wants_usage:
+        if self._wants_usage and not self._tally.summed:
             pieces.append(self._event([], self.usage()))
         return b"".join((*pieces, b"data: ", _DONE, b"\n\n"))
 

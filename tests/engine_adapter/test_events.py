@@ -167,6 +167,7 @@ def test_tool_calls_are_weighed() -> None:
         ({"content": "a"}, 1),
         ({"content": None, "reasoning": "abcdefgh"}, 2),
         ({"reasoning_content": "abcdefgh", "reasoning": "abcdefgh"}, 2),
+        ({"reasoning_content": "abcdefgh"}, 2),
         ({"refusal": "abcdefgh"}, 2),
         ({"content": "北京 😀 é"}, 4),
         ({"content": [{"type": "text", "text": "abcdefgh"}]}, 2),
@@ -446,6 +447,19 @@ def test_a_cut_of_completions_has_their_shape_and_no_usage_unasked() -> None:
     ]  # fmt: skip
 
 
+def test_a_cut_after_the_sum_says_it_no_second_time() -> None:
+    scan = scanner(wants_usage=True)
+    scan.feed(text("a") + fin() + use(9, 1))
+    assert scan.cut() == DONE
+    assert scan.usage() == engine(9, 1)
+
+
+def test_what_ended_is_not_cut() -> None:
+    scan = scanner()
+    scan.feed(text("a") + fin() + DONE)
+    assert scan.cut() == b""
+
+
 def test_a_cut_before_the_first_event_is_still_a_proper_end() -> None:
     assert [event["choices"][0]["finish_reason"] for event in cut_events(scanner(choices=2))] == ["length", "length"]
 
@@ -582,7 +596,9 @@ def test_what_counts_as_surely_used_never_falls(stream: bytes, changed: dict[str
 def test_a_cut_at_any_place_ends_the_answer_properly(stream: bytes, changed: dict[str, Any]) -> None:
     scan = scanner(**changed)
     scan.feed(stream)
-    if scan.error is None:
+    if scan.error is not None or scan.done:
+        assert scan.cut() == b""
+    else:
         assert scan.cut().endswith(DONE)
         assert scan.done
         assert scan.finish_reason is not None
