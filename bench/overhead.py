@@ -78,11 +78,11 @@ def _body(**fields: object) -> dict[str, object]:
     return {"model": "assistant", "messages": [{"role": "user", "content": PROMPT}], "ignore_eos": True, **fields}
 
 
-async def measure(session: aiohttp.ClientSession, site: Site, work: Any, count: int, at_once: int) -> Cost:
-    """Does `work` `count` times, `at_once` of them together."""
+async def measure(site: Site, work: Any, count: int, at_once: int) -> Cost:
+    """Does `work` `count` times, `at_once` of them together, on connections of their own."""
     left = iter(range(count))
 
-    async def lane() -> float:
+    async def lane(session: aiohttp.ClientSession) -> float:
         spent = 0.0
         for _ in left:
             started = time.perf_counter()
@@ -91,7 +91,8 @@ async def measure(session: aiohttp.ClientSession, site: Site, work: Any, count: 
         return spent
 
     before = site.cpu_seconds()
-    spent = sum(await asyncio.gather(*(lane() for _ in range(at_once))))
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer wk-bench-{SECRET}"}) as session:
+        spent = sum(await asyncio.gather(*(lane(session) for _ in range(at_once))))
     return Cost((site.cpu_seconds() - before) / count * 1e6, spent / count * 1e3)
 
 
@@ -103,14 +104,12 @@ async def rounds(direct: Site, proxied: Site) -> dict[tuple[str, str], list[Cost
         "long": (lambda session, site: stream(session, site, LONG), STREAMS, STREAMS_AT_ONCE),
     }
     found: dict[tuple[str, str], list[Cost]] = {}
-    async with aiohttp.ClientSession(headers={"authorization": f"Bearer wk-bench-{SECRET}"}) as session:
-        for site in (direct, proxied):
-            await measure(session, site, plain, WARM_UP, PLAIN_AT_ONCE)
-        for _ in range(ROUNDS):
-            for kind, (work, count, at_once) in kinds.items():
-                for name, site in (("direct", direct), ("weir", proxied)):
-                    cost = await measure(session, site, work, count, at_once)
-                    found.setdefault((kind, name), []).append(cost)
+    for site in (direct, proxied):
+        await measure(site, plain, WARM_UP, PLAIN_AT_ONCE)
+    for _ in range(ROUNDS):
+        for kind, (work, count, at_once) in kinds.items():
+            for name, site in (("direct", direct), ("weir", proxied)):
+                found.setdefault((kind, name), []).append(await measure(site, work, count, at_once))
     return found
 
 
