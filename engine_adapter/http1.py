@@ -138,9 +138,21 @@ class _Inbox:
     """What came of one answer: bytes in; head, pieces and how it ended out. No I/O; httptools calls the `on_` methods."""
 
     __slots__ = (
-        "_bodiless", "_head_bytes", "_max_head_bytes", "_parser", "_until_eof", "complete", "failure", "headed", "headers",
-        "length", "pieces", "reusable", "size", "status",
-    )  # fmt: skip
+        "_bodiless",
+        "_head_bytes",
+        "_max_head_bytes",
+        "_parser",
+        "_until_eof",
+        "complete",
+        "failure",
+        "headed",
+        "headers",
+        "length",
+        "pieces",
+        "reusable",
+        "size",
+        "status",
+    )
 
     def __init__(self, method: bytes, max_head_bytes: int) -> None:
         self.status = 0
@@ -265,7 +277,7 @@ class _Link(asyncio.Protocol):
         "idle_since",
         "loop",
         "origin",
-    )  # fmt: skip
+    )
 
     def __init__(self, workers: Workers, origin: Origin) -> None:
         self.origin = origin
@@ -304,20 +316,19 @@ class _Link(asyncio.Protocol):
 
     def release(self) -> None:
         """The answer was closed: into the pool if the connection may serve again, else away with it."""
-        inbox, transport = self._inbox, self._transport
-        if (
-            inbox
-            and inbox.complete
-            and inbox.reusable
-            and transport
-            and self.usable
-            and not transport.get_write_buffer_size()
-        ):
+        if self._serves_again:
             self._inbox = self._deadline = None
             self.resume()
             self._workers.keep(self)
         else:
             self.abort()
+
+    @property
+    def _serves_again(self) -> bool:
+        inbox, transport = self._inbox, self._transport
+        if inbox is None or transport is None or not (inbox.complete and inbox.reusable):
+            return False
+        return not transport.is_closing() and transport.get_write_buffer_size() == 0
 
     def abort(self) -> None:
         self._deadline = None

@@ -160,7 +160,6 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._simulator.connections.add(self)
-        self._wait_for_next()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._simulator.connections.discard(self)

@@ -9,69 +9,13 @@ from __future__ import annotations
 import re
 from zlib import crc32
 
-WORDS = [
-    "river",
-    "weir",
-    "water",
-    "stone",
-    "mill",
-    "wheel",
-    "bank",
-    "reed",
-    "trout",
-    "heron",
-    "bridge",
-    "meadow",
-    "willow",
-    "spring",
-    "brook",
-    "pool",
-    "stream",
-    "current",
-    "gate",
-    "channel",
-    "level",
-    "flood",
-    "rain",
-    "cloud",
-    "hill",
-    "valley",
-    "path",
-    "field",
-    "barn",
-    "fence",
-    "lane",
-    "village",
-    "tower",
-    "clock",
-    "market",
-    "bread",
-    "honey",
-    "apple",
-    "orchard",
-    "summer",
-    "autumn",
-    "winter",
-    "evening",
-    "morning",
-    "light",
-    "shadow",
-    "wind",
-    "leaf",
-    "root",
-    "seed",
-    "grain",
-    "harvest",
-    "wagon",
-    "horse",
-    "rider",
-    "letter",
-    "story",
-    "song",
-    "lantern",
-    "harbour",
-    "island",
-]
+_LANDSCAPE = """
+river weir water stone mill wheel bank reed trout heron bridge meadow willow spring brook pool stream current
+gate channel level flood rain cloud hill valley path field barn fence lane village tower clock market bread
+honey apple orchard summer autumn winter evening morning light shadow wind leaf root seed grain harvest wagon
+horse rider letter story song lantern harbour island
+"""
+WORDS = _LANDSCAPE.split()
 
 _TOKEN = re.compile(r"\s*\S+(?:\s+$)?|\s+$")
 _PLACE = {word: place for place, word in enumerate(WORDS)}

@@ -28,9 +28,10 @@ async def until(condition: Callable[[], object]) -> None:
 class Line:
     """The worker's end of one connection."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: list[bytes]) -> None:
         self.reader = reader
         self.writer = writer
+        self._seen = seen
 
     async def request(self) -> bytes:
         """The next request, head and body. Raises IncompleteReadError when the client has closed."""
@@ -38,7 +39,9 @@ class Line:
         size = next(
             (int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
         )
-        return head + await self.reader.readexactly(size)
+        whole = head + await self.reader.readexactly(size)
+        self._seen.append(whole)
+        return whole
 
     async def say(self, *pieces: bytes) -> None:
         for piece in pieces:
@@ -93,16 +96,8 @@ class RawWorker:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._tasks.add(cast("asyncio.Task[None]", asyncio.current_task()))
         self.connections += 1
-        line = Line(reader, writer)
-        plain = line.request
-
-        async def request() -> bytes:
-            self.requests.append(whole := await plain())
-            return whole
-
-        line.request = request  # type: ignore[method-assign]
         try:
-            await self._script(line)
+            await self._script(Line(reader, writer, self.requests))
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass  # the client has closed, or the test is over
         except BaseException as failure:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_adapter.health import FAILURES, FIRST_WAIT, FORGOTTEN_SECONDS, LONGEST_WAIT, PROBE_SECONDS, Fitness
+
+untimed = settings(deadline=None)
 
 
 def open_at(now: float) -> Fitness:
@@ -94,6 +96,7 @@ def test_says_its_state_in_one_line(steps: list[str], said: str) -> None:
     assert repr(fitness) == said
 
 
+@untimed
 @given(st.lists(st.tuples(st.sampled_from(["ok", "failed", "may_try"]), st.floats(0, 40)), max_size=60))
 def test_whatever_happens_a_probe_comes_in_time(history: list[tuple[str, float]]) -> None:
     """It never stays shut: after the longest wait and a forgotten probe the next request may go there."""

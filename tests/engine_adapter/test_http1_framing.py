@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_adapter.http1 import _Inbox
+
+untimed = settings(deadline=None)
 
 OK = b"HTTP/1.1 200 OK\r\n"
 PLAIN = OK + b"Content-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello"
@@ -116,6 +118,7 @@ def test_a_broken_chunk_after_the_head_keeps_what_came_before() -> None:
 ANSWERS = st.sampled_from([PLAIN, CHUNKED, HOPS, b"HTTP/1.1 100 Continue\r\n\r\n" + CHUNKED, PLAIN + b"more"])
 
 
+@untimed
 @given(ANSWERS, st.data())
 def test_any_cutting_gives_the_same_answer(answer: bytes, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=len(answer))))
@@ -128,6 +131,7 @@ def test_any_cutting_gives_the_same_answer(answer: bytes, data: st.DataObject) -
     assert inbox.take() == whole.take()
 
 
+@untimed
 @given(st.sampled_from([PLAIN, CHUNKED]), st.data())
 def test_an_answer_that_ends_early_is_never_taken_for_whole(answer: bytes, data: st.DataObject) -> None:
     inbox = fed(answer[: data.draw(st.integers(0, len(answer) - 1))], closed=True)
@@ -136,6 +140,7 @@ def test_an_answer_that_ends_early_is_never_taken_for_whole(answer: bytes, data:
     assert b"hello".startswith(inbox.take())
 
 
+@untimed
 @given(st.binary(max_size=400), st.booleans())
 def test_no_bytes_are_too_odd(data: bytes, after_a_head: bool) -> None:
     inbox = fed((OK + b"Transfer-Encoding: chunked\r\n\r\n" if after_a_head else b"") + data, closed=True)

@@ -11,6 +11,7 @@ import pytest
 
 from engine_adapter.errors import EngineBroke, EngineUnavailable
 from engine_adapter.http1 import Answer, Origin, Workers
+from engine_adapter.simulator import Simulator
 from tests.engine_adapter.raw_worker import PATIENCE, Line, RawWorker, always, until
 
 HELLO = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -154,24 +155,14 @@ async def test_a_worker_that_closes_after_each_answer_costs_no_request(workers: 
 async def test_a_worker_that_closes_idle_connections_costs_no_request(workers: Workers) -> None:
     """T073 (b): requests arrive around the very moment at which the worker gives up."""
     idle, chance = 0.01, random.Random(73)
-
-    async def script(line: Line) -> None:
-        while True:
-            async with asyncio.timeout(idle):
-                await line.request()
-            await line.say(HELLO)
-
-    async def patient(line: Line) -> None:
-        try:
-            await script(line)
-        except TimeoutError:
-            line.close()
-
-    async with RawWorker(patient) as worker:
-        for _ in range(100):
-            await hello(workers, worker.origin)
-            await asyncio.sleep(chance.uniform(0.8, 1.2) * idle)
-        assert len(worker.requests) == 100
+    simulator = Simulator(keep_alive_seconds=idle)
+    origin = Origin("http", "127.0.0.1", await simulator.start())
+    for _ in range(100):
+        async with await ask(workers, origin, method=b"GET", path="/version") as answer:
+            assert await answer.read_all(PATIENCE, 100) == b'{"version":"0.32.0"}'
+        await asyncio.sleep(chance.uniform(0.8, 1.2) * idle)
+    assert len(simulator.requests) == 100
+    await simulator.stop()
 
 
 async def lost_after(said: bytes) -> tuple[EngineUnavailable | None, int]:

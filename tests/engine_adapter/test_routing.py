@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_adapter.health import FAILURES, FIRST_WAIT, Fitness
 from engine_adapter.routing import order
+
+untimed = settings(deadline=None)
 
 DUE = 100 + FIRST_WAIT
 """When a backend that broke at 100 may be probed."""
@@ -48,6 +50,7 @@ def test_one_request_takes_the_probe_and_the_next_does_not() -> None:
     assert order(targets, DUE) == [1]
 
 
+@untimed
 @given(
     st.lists(st.tuples(st.sampled_from(["closed", "open", "probing"]), st.integers(0, 1000)), min_size=1, max_size=6)
 )

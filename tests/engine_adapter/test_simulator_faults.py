@@ -142,7 +142,7 @@ async def test_no_usage_anywhere(simulator: Simulator) -> None:
 
 
 async def test_the_error_inside_a_stream_byte_for_byte(simulator: Simulator) -> None:
-    """wire/32: the one object that vLLM writes with blanks; [DONE] follows, and a proper end."""
+    """The one object that vLLM writes with blanks; [DONE] follows, and a proper end."""
     body = json.dumps(CHAT | {"stream": True}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\ncontent-type: application/json\r\nx-sim-fault: error:0\r\ncontent-length: %d\r\n\r\n"
     answer = await raw_request(simulator.port, head % len(body) + body)  # type: ignore[attr-defined]

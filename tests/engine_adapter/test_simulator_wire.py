@@ -147,7 +147,7 @@ async def test_the_head_is_uvicorns_byte_for_byte(port: int) -> None:
 
 
 async def test_a_prompt_beyond_the_context_is_refused_as_by_vllm(port: int) -> None:
-    """Of text vLLM says only that it is too long; of token ids it knows the number (wire/04, wire/06)."""
+    """Of text vLLM says only that it is too long; of token ids it knows the number."""
     said = (
         "This model's maximum context length is 4096 tokens. However, your prompt contains {} input tokens, which exceeds this "
         "limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value={})"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_adapter.simulator import Simulator
 from engine_adapter.vllm import Counters, EngineError, error_of, read_counters
+
+untimed = settings(deadline=None)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,7 @@ def test_errors_in_every_shape(status: int, body: bytes, expected: EngineError) 
     assert error_of(status, body) == expected
 
 
+@untimed
 @given(st.integers(400, 599), st.binary(max_size=300) | st.just(b"[" * 5_000) | st.just(b"x" * 100_000))
 def test_no_body_is_too_odd(status: int, body: bytes) -> None:
     error = error_of(status, body)
