@@ -48,10 +48,11 @@ class Origin:
     def parse(cls, url: str) -> Origin:
         """From `http://host:port/prefix` or `https://…`. Raises ValueError with a sentence."""
         parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
+        host = _ascii(parts.hostname or "")
+        if parts.scheme not in {"http", "https"} or not host or not url.isprintable() or " " in url:
             raise ValueError(f"{url!r} is no backend address; write http://host:port or https://host:port")
         port = parts.port if parts.port is not None else _default_port(parts.scheme)
-        return cls(parts.scheme, parts.hostname, port, parts.path.rstrip("/"))
+        return cls(parts.scheme, host, port, parts.path.rstrip("/"))
 
     @property
     def authority(self) -> str:
@@ -61,6 +62,14 @@ class Origin:
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}{self.prefix}"
+
+
+def _ascii(host: str) -> str:
+    """The name as it is asked for and sent; "" if it cannot be one."""
+    try:
+        return host.encode("idna").decode("ascii")
+    except UnicodeError:
+        return ""
 
 
 def _default_port(scheme: str) -> int:

@@ -92,6 +92,7 @@ async def test_nothing_can_be_smuggled_into_a_request(workers: Workers, changed:
         ("http://gpu/v1-root/", Origin("http", "gpu", 80, "/v1-root"), "http://gpu/v1-root"),
         ("https://Api.Example:443", Origin("https", "api.example", 443), "https://api.example"),
         ("http://[::1]:9", Origin("http", "::1", 9), "http://[::1]:9"),
+        ("http://rechner.münchen:80", Origin("http", "rechner.xn--mnchen-3ya", 80), "http://rechner.xn--mnchen-3ya"),
     ],
 )
 def test_origins(url: str, origin: Origin, said: str) -> None:
@@ -99,7 +100,10 @@ def test_origins(url: str, origin: Origin, said: str) -> None:
     assert str(origin) == said
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", "", "http://x:port", "http://x:99999"])
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:8000", "ftp://x", "http://", "", "http://x:port", "http://x:99999", "http://a..b", "http://x/a b"],
+)
 def test_what_is_no_origin(url: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         Origin.parse(url)
