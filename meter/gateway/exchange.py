@@ -36,9 +36,6 @@ from meter.telemetry import log
 from meter.telemetry.metrics import Metrics
 from quotas.store import Account, QuotaStore, StoreUnavailable
 
-SETTLE_FOR = 600.0
-"""Seconds in which a settlement is tried again: so long the store still corrects what it booked for an expired lease."""
-
 
 @dataclass(slots=True)
 class Gateway:
@@ -124,7 +121,7 @@ class Gateway:
         )
 
     def settle_later(self, caller: Caller, lease: str, consumed: int) -> None:
-        """Settles in the background, at once and again until it is known to have worked."""
+        """Settles in the background; a store that is away is told when it is back."""
         self.settle_account_later(self.account_now(caller), lease, consumed)
 
     def settle_account_later(self, account: Account, lease: str, consumed: int) -> None:
@@ -133,20 +130,11 @@ class Gateway:
         task.add_done_callback(self.settling.discard)
 
     async def _settle(self, account: Account, lease: str, consumed: int) -> None:
-        pause, until = 0.25, self.timer() + SETTLE_FOR
-        while True:
-            try:
-                with self.timed("settle"):
-                    return await self.store.settle(account, lease, consumed)
-            except StoreUnavailable:
-                if self.timer() > until:
-                    return log.warning("settlement given up", lease=lease, consumed=consumed)
-            except Exception:
-                return log.log.exception(
-                    "a settlement failed", extra={"fields": {"lease": lease, "consumed": consumed}}
-                )
-            await asyncio.sleep(pause)
-            pause = min(5.0, pause * 2)
+        try:
+            with self.timed("settle"):
+                await self.store.settle(account, lease, consumed)
+        except Exception:  # what is not settled is booked when its lease expires
+            log.log.exception("a settlement failed", extra={"fields": {"lease": lease, "consumed": consumed}})
 
     async def settled(self, seconds: float) -> None:
         """Waits for settlements under way, at most `seconds`; what is missed is booked when its lease expires."""
@@ -160,11 +148,8 @@ class Gateway:
         leases = [(self.account_now(e.admission.wanted.caller), e.lease) for e in self.running.values()]
         if not leases:
             return
-        try:
-            with self.timed("renew"):
-                await self.store.renew(leases)
-        except StoreUnavailable as away:
-            log.warning("leases not renewed", reason=str(away), leases=len(leases))
+        with self.timed("renew"):
+            await self.store.renew(leases)
 
     @contextmanager
     def timed(self, op: str) -> Iterator[None]:

@@ -108,18 +108,21 @@ class Cover:
 class Governor:
     """When a stream must ask for more of the cap, and for how much. Amounts are tokens in all, prompt and answers.
 
-    It asks half a slice before it runs out. Where a whole slice does not fit any more it takes what is left; where
-    nothing is, the stream ends when what it holds is delivered.
+    `used` is what it surely used, `most` what it may have used by now: the one is reported, the other kept within what
+    is covered. It asks for a slice half a slice before it runs out. Where a whole one does not fit any more it takes the
+    rest; where nothing is left, it asks once more when what it holds is delivered, and then the stream ends.
     """
 
     covered: int
     reported: int = 0
     refused: bool = False
+    _rest: bool = False
+    """The last ask was for what was left."""
 
-    def asks(self, used: int) -> int | None:
+    def asks(self, used: int, most: int) -> int | None:
         """What to be covered for now, or None while there is nothing to say."""
-        if not self.refused and used + SLICE // 2 > self.covered:
-            return max(used, self.covered) + SLICE
+        if most + SLICE // 2 > self.covered and (not self.refused or most >= self.covered):
+            return max(most, self.covered) + SLICE
         return self.covered if used - self.reported >= SLICE else None
 
     def hears(self, used: int, asked: int, cover: Cover) -> int | None:
@@ -127,13 +130,15 @@ class Governor:
         self.reported = used
         if cover.covered is not None:
             self.covered = cover.covered
+        rest, self._rest = self._rest, False
         if cover.extended or asked <= self.covered:
-            return None
-        self.refused = cover.left <= 0 or self.refused
-        if self.refused:
+            self.refused = rest
             return None
         self.refused = True
+        if rest or cover.left <= 0:
+            return None
+        self._rest = True
         return self.covered + cover.left
 
-    def spent(self, used: int) -> bool:
-        return used >= self.covered and self.refused
+    def spent(self, most: int) -> bool:
+        return self.refused and most >= self.covered

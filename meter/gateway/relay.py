@@ -367,11 +367,11 @@ class _Stream:
     async def _must_end(self) -> bool:
         """Reports what was used and extends the hold ahead of need; True when nothing more may be delivered."""
         used = self._scanner.live_prompt + self._scanner.live_completion
-        asked = self._governor.asks(used)
+        asked = self._governor.asks(used, self._scanner.live_most)
         while asked is not None:
             cover = await self._exchange.advance(used, asked)
             asked = self._governor.hears(used, asked, cover)
-        return self._governor.spent(used)
+        return self._governor.spent(self._scanner.live_most)
 
     async def _complete(self, response: web.StreamResponse, out: bytes) -> None:
         scanner, exchange = self._scanner, self._exchange

@@ -106,7 +106,7 @@ def test_a_stream_delivers_all_that_the_cap_leaves_and_overruns_by_one_event_at_
     governor, used, held, asked_for = Governor(hold), 0, hold, 0
     for tokens in events:
         used += tokens
-        asked = governor.asks(used)
+        asked = governor.asks(used, used)
         while asked is not None:
             asked_for += 1
             left = hold + room - held
@@ -123,8 +123,28 @@ def test_a_stream_delivers_all_that_the_cap_leaves_and_overruns_by_one_event_at_
 
 def test_a_store_that_does_not_answer_leaves_a_stream_what_it_holds() -> None:
     governor = Governor(300)
-    asked = governor.asks(200)
+    asked = governor.asks(200, 200)
     assert asked is not None
     assert governor.hears(200, asked, Cover(False, None, 0)) is None
     assert not governor.spent(299)
+    assert governor.asks(299, 299) is None
     assert governor.spent(300)
+
+
+def test_room_that_came_free_meanwhile_is_taken_before_the_stream_is_ended() -> None:
+    governor = Governor(300)
+    asked = governor.asks(200, 200)
+    assert asked is not None and governor.hears(200, asked, Cover(False, 300, 0)) is None
+    asked = governor.asks(300, 300)
+    assert asked == 300 + SLICE
+    assert governor.hears(300, asked, Cover(True, asked, 5_000)) is None
+    assert not governor.spent(300)
+
+
+def test_what_may_have_been_used_is_kept_within_the_hold_and_only_what_surely_was_is_reported() -> None:
+    governor = Governor(1000)
+    assert governor.asks(used=10, most=800) is None
+    assert governor.asks(used=10, most=900) == 1000 + SLICE
+    assert governor.hears(10, 1000 + SLICE, Cover(extended=False, covered=1000, left=0)) is None
+    assert not governor.spent(999)
+    assert governor.spent(1000)
