@@ -8,17 +8,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
+from meter.callers.book import terms_in_force
 from meter.callers.edits import KeyDraft, KeyPatch, Rotation, read
 from meter.callers.errors import Conflict, Invalid, Mistake, NotFound, ReadOnly, Stale
 from meter.callers.registry import Registry
 from meter.callers.stored import StoredKey
-from meter.callers.tiers import merged
 from meter.config import Config, ConfigError, load
 from meter.ledger.database import DatabaseUnavailable, migrate, open_engine
 
@@ -74,7 +75,7 @@ def show(key: WhichKey, config: ConfigPath = None, as_json: AsJson = False) -> N
 
     async def work(registry: Registry) -> dict[str, Any]:
         found, tier = await registry.key_and_tier((await _find(registry, key)).id)
-        return {**_shown(found), "effective": merged(tier.policy, found.policy).model_dump(mode="json")}
+        return {**_shown(found), "effective": terms_in_force(tier.policy, found.policy)[0].model_dump(mode="json")}
 
     fields = _with_registry(config, work)
     typer.echo(_json(fields) if as_json else _lines(fields))
@@ -158,17 +159,12 @@ async def _all(registry: Registry) -> list[StoredKey]:
 
 
 async def _find(registry: Registry, id_or_name: str) -> StoredKey:
-    """An id goes before a name."""
-    if "\x00" in id_or_name:
-        raise NotFound("There is no key of that name.")
-    try:
-        return await registry.key(id_or_name)
-    except NotFound:
-        pass
-    try:
-        return await registry.key_named(id_or_name)
-    except NotFound:
-        raise NotFound(f"There is no key with the id or name {id_or_name!r}; `weir keys list` shows all.") from None
+    """An id goes before a name. What could be neither (a NUL, bytes that are no text) is not asked for."""
+    if not any(char == "\x00" or "\ud800" <= char <= "\udfff" for char in id_or_name):
+        for look in (registry.key, registry.key_named):
+            with suppress(NotFound):
+                return await look(id_or_name)
+    raise NotFound(f"There is no key with the id or name {id_or_name!r}; `weir keys list` shows all.")
 
 
 def _now() -> datetime:

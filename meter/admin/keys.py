@@ -13,9 +13,9 @@ from meter.admin.asked import Page, body, cursor_of, expected, name_of, position
 from meter.admin.deps import DEPS, AdminDeps
 from meter.admin.reading import key_and_tier, page_of_keys
 from meter.admin.windows import view_of_key
+from meter.callers.book import terms_in_force
 from meter.callers.edits import KeyDraft, KeyPatch, Rotation, read
 from meter.callers.stored import StoredKey, StoredTerms, iso
-from meter.callers.tiers import merged
 
 ONCE = {"Cache-Control": "no-store"}
 """A secret is in the answer."""
@@ -111,7 +111,7 @@ async def _override(request: web.Request, policy: dict[str, object]) -> web.Resp
 
 
 def _quota(key: StoredKey, tier: StoredTerms) -> dict[str, Any]:
-    return {**key.policy, "effective": merged(tier.policy, key.policy).model_dump(mode="json")}
+    return {**key.policy, "effective": terms_in_force(tier.policy, key.policy)[0].model_dump(mode="json")}
 
 
 def _answer(request: web.Request, key: StoredKey) -> web.Response:

@@ -13,7 +13,7 @@ from meter.admin.asked import Page, body, cursor_of, expected, makes_anew, name_
 from meter.admin.deps import DEPS
 from meter.admin.reading import all_terms, terms_named
 from meter.admin.windows import view_of_team
-from meter.callers.registry import TERMS_MODEL
+from meter.callers.book import team_in_force, terms_in_force
 from meter.callers.stored import StoredTerms, TermsKind
 
 
@@ -82,7 +82,8 @@ def _deleter(kind: TermsKind) -> Handler:
 
 def _shown(kind: TermsKind, terms: StoredTerms) -> dict[str, Any]:
     """The fields that were given, and with the defaults all that are in force."""
-    effective = TERMS_MODEL[kind].model_validate(terms.policy).model_dump(mode="json")
+    in_force = terms_in_force(terms.policy, {})[0] if kind == "tier" else team_in_force(terms.policy)[0]
+    effective = in_force.model_dump(mode="json")
     return {"name": terms.name, "managed_by": terms.managed_by, **terms.policy, "effective": effective}
 
 

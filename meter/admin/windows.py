@@ -7,9 +7,8 @@ from typing import Any
 
 from meter.admin.deps import AdminDeps
 from meter.admin.reading import key_and_tier, terms_named
-from meter.callers.book import bind
+from meter.callers.book import bind, team_in_force
 from meter.callers.stored import Known
-from meter.callers.tiers import ScopeTerms
 from quotas.store import Account, LeaseView, Scope, View, Window
 
 
@@ -23,7 +22,7 @@ async def view_of_key(deps: AdminDeps, key_id: str) -> dict[str, Any]:
 async def view_of_team(deps: AdminDeps, name: str) -> dict[str, Any]:
     """The team's windows, and the leases of all its keys; raises NotFound."""
     terms = await terms_named(deps, "team", name)
-    policy = ScopeTerms.model_validate(terms.policy).policy
+    policy = team_in_force(terms.policy)[0].policy
     view = await deps.store.peek(Account(f"team:{name}", (Scope("team", name, policy),)))
     return _shown(view, view.windows, view.leases)
 

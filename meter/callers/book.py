@@ -68,11 +68,7 @@ class Book:
 
 
 class Binder:
-    """Makes the entries of a book. Terms are worked out once for all keys that share them.
-
-    Terms that make no sense can be in the database only if something else than the registry wrote them, a newer release
-    for instance. Then what of them can be used is used, at worst the product's defaults: no caller is shut out for that.
-    """
+    """Makes the entries of a book. Terms are worked out once for all keys that share them."""
 
     def __init__(self, known: Known) -> None:
         self._known = known
@@ -119,20 +115,37 @@ class Binder:
 
     def _merged(self, key: StoredKey) -> Tier:
         stored = self._known.tiers.get(key.tier)
-        of_tier = _familiar(Tier, stored.policy if stored else {})
-        for override in (_familiar(Tier, key.policy), {}):
-            try:
-                return merged(of_tier, override)
-            except ValidationError as error:
-                self.unfit.append((f"key {key.id} on tier {key.tier!r}", _in_one_line(error)))
-        return Tier()
+        tier, unfit = terms_in_force(stored.policy if stored else {}, key.policy)
+        self.unfit += [(f"key {key.id} on tier {key.tier!r}", reason) for reason in unfit]
+        return tier
 
     def _team_policy(self, name: str) -> Policy:
+        terms, unfit = team_in_force(self._known.teams[name].policy)
+        self.unfit += [(f"team {name!r}", reason) for reason in unfit]
+        return terms.policy
+
+
+def terms_in_force(tier: Mapping[str, Any], override: Mapping[str, Any]) -> tuple[Tier, list[str]]:
+    """A key's terms, and why not all that is stored could be used.
+
+    What makes no sense was not written by this registry, but by a newer release for instance. Nobody is shut out for
+    that: what can be used is used; without a usable override it is the tier, without a usable tier the product's default.
+    """
+    unfit: list[str] = []
+    for own in (override, {}):
         try:
-            return ScopeTerms.model_validate(_familiar(ScopeTerms, self._known.teams[name].policy)).policy
+            return merged(_familiar(Tier, tier), _familiar(Tier, own)), unfit
         except ValidationError as error:
-            self.unfit.append((f"team {name!r}", _in_one_line(error)))
-            return UNLIMITED  # its keys' own limits stand
+            unfit.append(_in_one_line(error))
+    return Tier(), unfit
+
+
+def team_in_force(policy: Mapping[str, Any]) -> tuple[ScopeTerms, list[str]]:
+    """A team's terms likewise; without usable ones its keys' own limits stand alone."""
+    try:
+        return ScopeTerms.model_validate(_familiar(ScopeTerms, policy)), []
+    except ValidationError as error:
+        return ScopeTerms(), [_in_one_line(error)]
 
 
 def bind(known: Known) -> Book:

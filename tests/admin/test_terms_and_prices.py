@@ -3,7 +3,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+from sqlalchemy import update
+from sqlalchemy.ext.asyncio import AsyncEngine
+
 from meter.callers.directory import Directory
+from meter.ledger.schema import api_key, team, tier
 from tests.admin.person import Person
 from tests.callers.databases import eventually, now
 
@@ -115,3 +119,16 @@ async def test_the_audit_is_read_newest_first_and_by_subject(admin: Person) -> N
     assert (await admin.get("/audit?entity=tier")).json["items"] == rest["items"]
     assert (await admin.get("/audit?entity=secret")).status == 422
     assert (await admin.get("/audit?entity_id=%00")).status == 422
+
+
+async def test_terms_of_a_newer_release_are_shown_as_far_as_they_are_known(admin: Person, engine: AsyncEngine) -> None:
+    await admin.ask("PUT", "/teams/search", {}, If_None_Match="*")
+    made = await admin.make_key(team="search")
+    async with engine.begin() as connection:
+        await connection.execute(update(tier).values(policy={"max_n": 3, "field_of_tomorrow": 1}))
+        await connection.execute(update(team).values(policy={"cap": "much"}))
+        await connection.execute(update(api_key).values(policy={"max_parallel": "many"}))
+    for path in (f"/keys/{made['id']}/quota", "/tiers/standard", "/teams/search", "/tiers", "/teams"):
+        assert (await admin.get(path)).status == 200, path
+    assert (await admin.get("/teams/search/windows")).json == {"windows": [], "leases": []}
+    assert (await admin.get("/tiers/standard")).json["effective"]["max_n"] == 3

@@ -71,6 +71,13 @@ async def test_usage_as_csv_is_whole_whatever_the_page_and_runs_nothing_in_a_spr
     ]
 
 
+async def test_head_is_get_without_a_body(admin: Person, three_records: None) -> None:
+    for path in ("/usage?format=csv&group_by=key", "/usage", "/keys", "/tiers/standard"):
+        answer = await admin.ask("HEAD", path)
+        assert (answer.status, answer.text) == (200, "")
+        assert answer.headers["Content-Type"] == (await admin.get(path)).headers["Content-Type"]
+
+
 async def test_records_are_chosen_and_paged(admin: Person, three_records: None) -> None:
     page = (await admin.get("/usage/records?key=abcd&page_size=1")).json
     rest = (await admin.get(f"/usage/records?key=abcd&page_size=1&cursor={page['next']}")).json
