@@ -253,6 +253,7 @@ class _Line:
         if self._sender is not None:
             self._sender.cancel()
             await asyncio.gather(self._sender, return_exceptions=True)
+        await self._give_up(self._queue)
         await self._redis.aclose()
 
     async def _send_all(self) -> None:

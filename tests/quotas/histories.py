@@ -141,12 +141,12 @@ targets = st.lists(
 
 @st.composite
 def asks(draw: st.DrawFn) -> Ask:
-    least = draw(st.integers(0, 40) | st.integers(0, 600))
+    least = draw(st.integers(1, 40) | st.integers(1, 600))
     first_hold = least + draw(st.integers(100, 900))
     ceiling = first_hold + draw(st.sampled_from([0, 0, 300, 5_000]))
     return Ask(
         lease="",
-        expected=draw(st.just(first_hold) | st.integers(0, ceiling) | st.integers(0, least)),
+        expected=draw(st.just(first_hold) | st.integers(1, ceiling) | st.integers(1, least)),
         first_hold=first_hold,
         ceiling=ceiling,
         least=least,
