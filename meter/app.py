@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
+import msgspec
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -29,8 +30,9 @@ from meter.gateway.fleet import Fleet
 from meter.gateway.server import TrafficSite
 from meter.gateway.tokenizers import ExactPrompts, tokenizers_of
 from meter.ledger.database import migrate, open_engine
-from meter.ledger.journal import Journal
-from meter.ledger.record import Opened
+from meter.ledger.journal import Journal, JournalError
+from meter.ledger.pricing import cost_nanousd
+from meter.ledger.record import Opened, UsageRecord
 from meter.ledger.shipper import Shipper
 from meter.telemetry import log
 from meter.telemetry.metrics import Metrics
@@ -45,6 +47,8 @@ Sites = Literal["all", "admin", "traffic"]
 MB = 1024 * 1024
 ADOPT_SECONDS = 10.0
 """How often a living process looks for the journals of dead ones."""
+NOTE_SECONDS = 1.0
+"""How much of a stream a crash may take from the books, at most."""
 SHIP_SECONDS = 10.0
 """How long a stop waits for the last records to reach the database; what did not stays in the journal."""
 
@@ -141,6 +145,7 @@ class Sidecar:
         )
         stack.push_async_callback(gateway.settled, SHIP_SECONDS)
         self._repeat(self._adopt, ADOPT_SECONDS)
+        self._repeat(gateway.note, NOTE_SECONDS)
         self._repeat(gateway.renew, config.quota_store.lease_seconds / 3)
         traffic = self._traffic = TrafficSite(gateway)
         port = await traffic.start(config.listen)
@@ -188,12 +193,24 @@ class Sidecar:
     async def _adopt(self) -> None:
         """Books what ended processes left unfinished in the journal as crashed, and settles their leases."""
         assert self._gateway is not None
-        for opened in self._journal.adopt().unfinished:
-            self._journal.finished(opened.record)
-            self._gateway.settle_account_later(
-                self._account(opened), str(opened.record.exchange_id), opened.record.total_tokens
-            )
-            log.warning("a crashed process's exchange was booked", exchange_id=str(opened.record.exchange_id))
+        for opened in (await asyncio.to_thread(self._journal.adopt)).unfinished:
+            record = self._priced(opened.record)
+            try:
+                self._journal.finished(record)
+            except JournalError as full:
+                log.warning("a crashed process's exchange is not booked yet", reason=str(full))
+                continue
+            lease = str(record.exchange_id)
+            self._gateway.settle_account_later(self._account(opened), lease, record.total_tokens)
+            log.warning("a crashed process's exchange was booked", exchange_id=lease, tokens=record.total_tokens)
+
+    def _priced(self, record: UsageRecord) -> UsageRecord:
+        """With the cost of what was known when the process ended."""
+        price = self._directory.prices.at(record.model_requested, record.backend, record.started_at)
+        if price is None:
+            return record
+        cost = cost_nanousd(record.prompt_tokens, record.cached_prompt_tokens, record.completion_tokens, price)
+        return msgspec.structs.replace(record, price_id=price.id, cost_nanousd=cost)
 
     def _account(self, opened: Opened) -> Account:
         """The account that holds a dead process's lease: as it is now, or, where the key is gone, as it was named."""
@@ -216,17 +233,23 @@ class Sidecar:
         return lines
 
     def ready(self) -> tuple[bool, list[str], list[str]]:
-        """(ready, problems, warnings): degraded is still ready."""
-        problems = [] if self._started else ["starting"]
-        if self._traffic is not None and self._traffic.draining:
-            problems.append("draining: new requests are refused")
-        return not problems, problems, list(self._warnings())
+        """(whether it takes requests, problems, warnings); with problems it may still serve: degraded."""
+        hindrances = list(self._hindrances())
+        return not hindrances, hindrances + list(self._problems()), list(self._warnings())
 
-    def _warnings(self) -> Iterator[str]:
+    def _hindrances(self) -> Iterator[str]:
+        if not self._started:
+            yield "starting"
+        if self._traffic is not None and self._traffic.draining:
+            yield "draining: new requests are refused"
+        if not self._directory.loaded:
+            yield "no key is known: the database cannot be reached, and there is no snapshot from an earlier run"
+
+    def _problems(self) -> Iterator[str]:
         if not self._store.up:
             yield f"the quota store cannot be reached: on_down is {self._config.quota_store.on_down}"
         if self._directory.stale_since is not None:
-            yield "the database cannot be reached: keys and tiers are those of the last snapshot"
+            yield "the database cannot be reached: keys and tiers are as they were last known"
         if self._gateway is None:
             return
         if self._journal.full:
@@ -237,7 +260,9 @@ class Sidecar:
         for backend in self._gateway.fleet.backends.values():
             if not backend.fitness.fit(moment):
                 yield f"backend {backend.name} does not answer"
-        for model in self._gateway.fleet.models.values():
+
+    def _warnings(self) -> Iterator[str]:
+        for model in self._gateway.fleet.models.values() if self._gateway else ():
             for target in (*model.primary, *model.overflow):
                 if self._directory.prices.at(model.name, target.backend.name, now()) is None:
                     yield f"no price for {model.name}@{target.backend.name}: its records have no cost"

@@ -151,6 +151,11 @@ class Gateway:
         with self.timed("renew"):
             await self.store.renew(leases)
 
+    async def note(self) -> None:
+        """Keeps the journal's knowledge of every running stream fresh."""
+        for exchange in list(self.running.values()):
+            exchange.note()
+
     @contextmanager
     def timed(self, op: str) -> Iterator[None]:
         """Observes one call of the quota store."""
@@ -169,6 +174,7 @@ class Exchange:
 
     __slots__ = (
         "_booked",
+        "_noted",
         "admission",
         "attempt",
         "finish_reason",
@@ -190,11 +196,13 @@ class Exchange:
         self.usage: Callable[[], Usage] = Usage
         """What was used so far; the relay says it better as it learns."""
         self._booked = False
+        self._noted = 0
 
     async def __aenter__(self) -> Self:
         gateway, wanted = self.gateway, self.admission.wanted
         scopes = tuple((scope.kind, scope.name) for scope in wanted.caller.account.scopes)
-        crashed = self._record("crashed", Usage(), None, "the process ended")
+        asked = Usage(prompt=self.admission.size.prompt_estimate, source="estimated")
+        crashed = self._record("crashed", asked, None, "the process ended")
         try:
             gateway.journal.opened(Opened(record=crashed, account_slot=wanted.caller.account.slot, scope_names=scopes))
         except JournalError as full:
@@ -251,13 +259,25 @@ class Exchange:
             each = usage.completion // self.admission.size.choices
             gateway.answers.learn(wanted.caller.key_id, wanted.model.name, each)
 
+    def note(self) -> None:
+        """Writes into the journal how far a running answer has come, so that a crash books what was known by then."""
+        usage = self.usage()
+        if self.first_token is None or usage.total == self._noted or self._booked:
+            return
+        self._noted = usage.total
+        self.gateway.journal.advanced(
+            Advanced(
+                exchange_id=self.admission.lease,
+                prompt_tokens=usage.prompt,
+                completion_tokens=usage.completion,
+                engine_prompt_tokens=usage.prompt * self.admission.wanted.call.choices,
+            )
+        )
+
     async def advance(self, used: int, extend_to: int) -> plan.Cover:
         """Charges `used` tokens so far and asks to be covered up to `extend_to`: what is covered now."""
         gateway, caller = self.gateway, self.admission.wanted.caller
-        usage = self.usage()
-        gateway.journal.advanced(
-            Advanced(exchange_id=self.admission.lease, prompt_tokens=usage.prompt, completion_tokens=usage.completion)
-        )
+        self.note()
         try:
             with gateway.timed("progress"):
                 said = await gateway.store.progress(gateway.account_now(caller), self.lease, used, extend_to)

@@ -53,6 +53,7 @@ def open_engine(url: str, *, command_seconds: float | None = COMMAND_SECONDS) ->
 def _postgres(url: URL, command_seconds: float | None) -> AsyncEngine:
     return create_async_engine(
         url,
+        hide_parameters=True,
         pool_size=4,
         max_overflow=4,
         pool_timeout=CONNECT_SECONDS,
@@ -74,7 +75,7 @@ def _sqlite(url: URL) -> AsyncEngine:
     directory = Path(url.database or ".").parent
     if not os.access(directory, os.W_OK):
         raise DatabaseUnavailable(f"The directory {directory} of ledger.url does not exist or cannot be written.")
-    engine = create_async_engine(url, connect_args={"timeout": BUSY_SECONDS})
+    engine = create_async_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS})
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     event.listen(engine.sync_engine, "begin", _begin_immediate)
     return engine

@@ -104,6 +104,8 @@ class _Open:
             self.opened.record,
             prompt_tokens=self.advanced.prompt_tokens,
             completion_tokens=self.advanced.completion_tokens,
+            engine_prompt_tokens=self.advanced.engine_prompt_tokens,
+            engine_completion_tokens=self.advanced.completion_tokens,
             usage_source="counted",
         )
         return msgspec.structs.replace(self.opened, record=record)

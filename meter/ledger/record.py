@@ -82,6 +82,7 @@ class Advanced(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     exchange_id: UUID
     prompt_tokens: int
     completion_tokens: int
+    engine_prompt_tokens: int = 0
 
 
 MAX_INTEGER = 2**63 - 1

@@ -99,7 +99,7 @@ def test_a_prompt_fits_a_context_by_its_bound_or_for_want_of_an_exact_size_by_it
     assert fits_context(context, asked, least_output=16) is fits
 
 
-@given(hold=st.integers(0, 2000), room=st.integers(0, 5000), events=st.lists(st.integers(1, 30), max_size=300))
+@given(hold=st.integers(1, 2000), room=st.integers(0, 5000), events=st.lists(st.integers(1, 30), max_size=300))
 def test_a_stream_delivers_all_that_the_cap_leaves_and_overruns_by_one_event_at_most(
     hold: int, room: int, events: list[int]
 ) -> None:

@@ -120,13 +120,23 @@ def test_what_was_open_is_handed_out_with_what_was_known(directory: Path) -> Non
             journal.opened(each)
         for tokens in (1, 2, 3):
             journal.advanced(
-                Advanced(exchange_id=streaming.record.exchange_id, prompt_tokens=9, completion_tokens=tokens * 256)
+                Advanced(
+                    exchange_id=streaming.record.exchange_id,
+                    prompt_tokens=9,
+                    completion_tokens=tokens * 256,
+                    engine_prompt_tokens=18,
+                )
             )
         journal.finished(over.record)
     with running(directory) as successor:
         adopted = successor.adopt()
         counted = msgspec.structs.replace(
-            streaming.record, prompt_tokens=9, completion_tokens=768, usage_source="counted"
+            streaming.record,
+            prompt_tokens=9,
+            completion_tokens=768,
+            engine_prompt_tokens=18,
+            engine_completion_tokens=768,
+            usage_source="counted",
         )
         assert {each.record.exchange_id: each for each in adopted.unfinished} == {
             silent.record.exchange_id: silent,
