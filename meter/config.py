@@ -207,29 +207,10 @@ class Config(Terms):
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
-        if missing := list(self._dangling()):
-            raise PydanticCustomError("names", "{reason}", {"reason": "; ".join(missing)})
+        if missing := _dangling(self.model_dump()):
+            reason = "; ".join(f"{path}: {said}" for path, said in missing)
+            raise PydanticCustomError(_DANGLING, "{reason}", {"reason": reason})
         return self
-
-    def _dangling(self) -> list[str]:
-        found = []
-        for name, model in self.models.items():
-            for route in ("primary", "overflow"):
-                found += [
-                    f"models.{name}.{route}.{position}.backend: there is no backend {target.backend!r}"
-                    for position, target in enumerate(getattr(model, route))
-                    if target.backend not in self.backends
-                ]
-        for pair in self.prices:
-            model_name, _, backend = pair.partition("@")
-            if model_name not in self.models or backend not in self.backends:
-                found.append(f"prices.{pair}: must be model@backend of this file")
-        found += [
-            f"keys.{position}.tier: there is no tier {key.tier!r}"
-            for position, key in enumerate(self.keys)
-            if key.tier not in self.tiers and key.tier != "standard"
-        ]
-        return found
 
 
 def load(path: Path | None, environ: Mapping[str, str] = os.environ) -> Config:
@@ -239,10 +220,73 @@ def load(path: Path | None, environ: Mapping[str, str] = os.environ) -> Config:
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        mistakes += [(_path(item["loc"]), item["msg"]) for item in error.errors()]
+        mistakes += _mistakes(error) + _hidden_policies(tree, error) + _dangling(tree)
     if mistakes:
-        raise ConfigError(mistakes)
+        raise ConfigError(list(dict.fromkeys(mistakes)))
     return config
+
+
+Mistake = tuple[str, str]
+_DANGLING = "dangling"
+LIMITS = ("rate", "burst", "cap", "max_parallel")
+
+
+def _mistakes(error: ValidationError) -> list[Mistake]:
+    found: list[Mistake] = []
+    for item in error.errors(include_url=False):
+        path = _path(item["loc"])
+        if item["type"] == "policy":
+            found += [(_path((*item["loc"], field)), reason) for field, reason in item["ctx"]["problems"]]
+        elif item["type"] == "extra_forbidden":
+            found.append((path, "is not a name here; the configuration reference lists those that are"))
+        elif item["type"] != _DANGLING:
+            found.append((path, item["msg"].replace("Input should be", "must be")))
+    return found
+
+
+def _hidden_policies(tree: dict[str, Any], error: ValidationError) -> list[Mistake]:
+    """Limits that do not fit together, of tiers that have other mistakes too: pydantic stops at those."""
+    found: list[Mistake] = []
+    places = {item["loc"][:2] for item in error.errors() if item["loc"][:1] in {("tiers",), ("teams",)}}
+    for section, name in (place for place in places if len(place) == 2):
+        terms = _named(tree, str(section)).get(name)
+        limits = {field: terms[field] for field in LIMITS if field in terms} if isinstance(terms, dict) else {}
+        try:
+            (FileTier if section == "tiers" else FileTeam).model_validate(limits)
+        except ValidationError as of_limits:
+            found += [(f"{section}.{name}.{path}", said) for path, said in _mistakes(of_limits)]
+    return found
+
+
+def _dangling(tree: Mapping[str, Any]) -> list[Mistake]:
+    """Names that are used and not there; `tree` may be of any shape."""
+    backends, models, tiers = (_named(tree, section) for section in ("backends", "models", "tiers"))
+    found = [
+        (f"models.{name}.{route}.{position}.backend", f"there is no backend {target['backend']!r}")
+        for name, model in models.items()
+        for route in ("primary", "overflow")
+        for position, target in enumerate(_listed(model, route))
+        if isinstance(target, dict) and isinstance(target.get("backend"), str) and target["backend"] not in backends
+    ]
+    for pair in _named(tree, "prices"):
+        model, _, backend = str(pair).partition("@")
+        if model not in models or backend not in backends:
+            found.append((f"prices.{pair}", "must be model@backend of this file"))
+    for position, key in enumerate(_listed(tree, "keys")):
+        tier = key.get("tier") if isinstance(key, dict) else None
+        if isinstance(tier, str) and tier not in {*tiers, "standard"}:
+            found.append((f"keys.{position}.tier", f"there is no tier {tier!r}"))
+    return found
+
+
+def _named(tree: Mapping[str, Any], section: str) -> dict[Any, Any]:
+    value = tree.get(section)
+    return value if isinstance(value, dict) else {}
+
+
+def _listed(tree: object, name: str) -> list[Any] | tuple[Any, ...]:
+    value = tree.get(name) if isinstance(tree, dict) else None
+    return value if isinstance(value, list | tuple) else []
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -256,7 +300,7 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(tree, dict):
         raise ConfigError([(str(path), "must be a mapping of sections (listen:, backends:, models: …)")])
-    return tree
+    return {name: section for name, section in tree.items() if section is not None}
 
 
 def _overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> list[tuple[str, str]]:
