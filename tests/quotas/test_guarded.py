@@ -41,7 +41,7 @@ def told() -> Told:
 def guard(broken_server: RedisServer, clock: Clock, told: Told) -> Callable[..., Any]:
     @asynccontextmanager
     async def open_guard(on_down: str, **more: Any) -> AsyncIterator[GuardedStore]:
-        inner = RedisStore(broken_server.url, timeout=0.3, clock=clock)
+        inner = RedisStore(broken_server.url, timeout=0.5, clock=clock)
         store = GuardedStore(inner, on_down=on_down, clock=clock, on_change=told.append, **more)  # type: ignore[arg-type]
         await eventually(lambda: answers(store.ping()))
         yield store
