@@ -27,6 +27,9 @@ JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
 PROMETHEUS = b"text/plain; version=1.0.0; charset=utf-8"
 MAX_BODY = 256 * 1024 * 1024
+CATCH_UP = 0.005
+"""Seconds. Timers are about a millisecond coarse, so a fast engine makes up for being late; but an engine that was held up for
+longer goes on at its speed instead of making many tokens at once."""
 ENGINE_DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
 
@@ -289,7 +292,7 @@ class _Exchange:
         self.faults = faults.NONE
         self._streaming = False
         self._events = 0
-        self._started = 0.0
+        self._due = 0.0
 
     async def answer(self) -> None:
         path = unquote(self._seen.path.partition("?")[0])
@@ -454,10 +457,11 @@ class _Exchange:
         """The moment of a token. The first one comes when the prompt is done, which counts it for every choice."""
         rate, now = self._simulator.tokens_per_second, asyncio.get_running_loop().time
         if made == 1:
-            self._started = now()
             await self._silence(self.faults.first)
+            self._due = now()
         if rate is not None:
-            await self._silence(self._started + self.faults.first + made / rate - now())
+            self._due = max(self._due + 1 / rate, now() - CATCH_UP)
+            await self._silence(self._due - now())
         if made == 1:
             self._engine.prompt_tokens += call.prompt_tokens * call.n
 
