@@ -10,7 +10,7 @@ from tests.cases.house import CHAT, House, Key
 from tests.cases.house import body as chat
 from tests.cases.proxy import ADMIN_TOKEN
 from tests.cases.stub import failure, hang
-from tests.cases.wire import Reply, as_json, ask, bearer
+from tests.cases.wire import Connection, Reply, as_json, ask, bearer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -33,6 +33,11 @@ def posting(body: bytes | None = None, path: str = CHAT, **changes: object) -> R
 
 async def unknown_key(house: House, _: Key, accept: tuple[str, str]) -> Reply:
     return await ask(house.proxy.port, "POST", CHAT, [bearer("wk-no-no"), accept], asking(accept))
+
+
+async def compressed(house: House, key: Key, accept: tuple[str, str]) -> Reply:
+    sent = [bearer(key.secret), accept, ("Content-Encoding", "gzip")]
+    return await ask(house.proxy.port, "POST", CHAT, sent, asking(accept))
 
 
 async def wrong_method(house: House, key: Key, accept: tuple[str, str]) -> Reply:
@@ -61,6 +66,7 @@ ROADS: dict[str, tuple[set[int], Road]] = {
     "unknown path": ({404}, posting(path="/nowhere")),
     "unknown model": ({404}, posting(model="nobody's")),
     "wrong method": ({405}, wrong_method),
+    "compressed": ({415}, compressed),
     "too large": ({413}, posting(b" " * (9 * 2**20))),
     "blocked": ({429}, spent),
     "worker's 500": ({500}, worker_says_500),
@@ -105,12 +111,22 @@ async def test_an_error_of_the_admin_site_is_json(
     sent = [bearer(ADMIN_TOKEN), ("Accept", accept), ("Content-Type", "application/json")]
     reply = await ask(house.proxy.admin_port, method, path, sent, data)
     assert reply.status in status, reply.body
-    assert isinstance(reply.json(), dict)
+    reply.error()
+    assert len(reply.get("x-weir-request-id") or "") == 36
+    assert int(reply.get("content-length") or -1) == len(reply.body)
     assert b"Traceback" not in reply.body
 
 
 async def test_a_refused_admin_token_is_json(house: House) -> None:
     """T115"""
     reply = await ask(house.proxy.admin_port, "GET", "/admin/v1/keys")
-    assert reply.status == 401
-    assert "error" in reply.json()
+    reply.error(401)
+    assert reply.get("www-authenticate") == "Bearer"
+
+
+@pytest.mark.parametrize("site", ["traffic", "admin"])
+async def test_what_is_no_http_is_answered_in_json(house: House, site: str) -> None:
+    """T115"""
+    async with Connection.to(house.proxy.port if site == "traffic" else house.proxy.admin_port) as client:
+        await client.send(b"GET /v1/models HTTP/1.1\r\nHost: a\r\nno colon\r\n\r\n")
+        (await client.reply("GET")).error(400)
