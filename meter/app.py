@@ -267,13 +267,9 @@ class Sidecar:
                 if self._directory.prices.at(model.name, target.backend.name, now()) is None:
                     yield f"no price for {model.name}@{target.backend.name}: its records have no cost"
 
-    def look_again(self) -> None:
-        """Keys or tiers were edited by this process: do not wait for the next look."""
-        self._directory.nudge()
-
-    def knows(self, key_id: str) -> bool:
-        """Whether a key is in force here."""
-        return self._directory.by_key(key_id) is not None
+    async def look_again(self) -> None:
+        """Keys or tiers were edited by this process: they are in force afterwards."""
+        await self._directory.refresh()
 
     def drain(self) -> None:
         if self._traffic is not None:
@@ -294,6 +290,9 @@ class Sidecar:
         """Figures that others keep, read when scraped."""
         metrics, gateway = self._metrics, self._gateway
         metrics.store_up.set(self._store.up)
+        metrics.counter(
+            "weir_unguarded", "Requests admitted unasked while the store was away.", lambda: self._store.unguarded
+        )
         if gateway is None:
             return
         metrics.gauge("weir_journal_bytes", "Bytes in the journal.", lambda: self._journal.bytes)

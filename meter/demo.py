@@ -39,7 +39,7 @@ async def run(host: str, port: int) -> None:
             workers = await large.start("127.0.0.1"), await small.start("127.0.0.1")
             config = _config(Path(directory), host, port, workers)
             async with Sidecar(config) as sidecar:
-                secret = await _key(config)
+                secret = await _key(config, sidecar)
                 typer.echo(_tour(host, sidecar, secret))
                 await stop.wait()
                 typer.echo("\nStopping: running requests finish, the last records are booked.")
@@ -92,12 +92,14 @@ def _free(host: str, port: int) -> int:
     return port
 
 
-async def _key(config: Config) -> str:
+async def _key(config: Config, sidecar: Sidecar) -> str:
+    """A fresh key's secret, once the key is in force."""
     engine = open_engine(config.ledger.url)
     try:
         _, secret = await Registry(engine, now).create_key("demo", KeyDraft(name="demo", tier="standard"))
     finally:
         await engine.dispose()
+    await sidecar.look_again()
     return secret
 
 

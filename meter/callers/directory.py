@@ -84,7 +84,7 @@ class Directory:
     async def start(self) -> None:
         """Seeds and loads from the database, else from the snapshot. Raises Invalid if the file does not fit the database."""
         try:
-            await self._refresh()
+            await self.refresh()
         except DatabaseUnavailable as away:
             log.warning("the database is away at the start", reason=str(away))
             await self._load_snapshot()
@@ -109,7 +109,7 @@ class Directory:
                 return
             self._nudged.clear()
             try:
-                await self._refresh()
+                await self.refresh()
                 pause = POLL_SECONDS
             except Invalid as wrong:
                 self._seeded = True
@@ -118,7 +118,8 @@ class Directory:
                 self._mark_stale(error)
                 pause = min(AWAY_SECONDS, pause * 2)
 
-    async def _refresh(self) -> None:
+    async def refresh(self) -> None:
+        """Looks now; afterwards every edit that was committed before is in force here. Raises DatabaseUnavailable."""
         if not self._seeded:
             await Registry(self._engine, self._clock).seed(self._config)
             self._seeded = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 from collections.abc import Awaitable, Callable
 from urllib.parse import unquote
@@ -16,6 +17,7 @@ from uuid import UUID
 import msgspec
 import uuid_utils
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMethod
 
 from engine_adapter.request import ENDPOINTS
 from meter.config import ListenTerms
@@ -35,6 +37,7 @@ CLIENT_CLOSED = 499
 
 MODELS, QUOTA = "/v1/models", "/v1/quota"
 _NONE = "none"
+_METHOD = re.compile(r"\b[A-Z]{1,20} /\S* HTTP/1")
 
 
 class _Connection(web.RequestHandler):
@@ -45,11 +48,18 @@ class _Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         if request.writer.output_size > 0:
             raise ConnectionError("an answer is under way already")
-        reply = replies.internal() if status >= 500 else replies.bad_request("This is not a proper HTTP/1.1 request.")
+        reply = _reply_to_no_http(status, exc)
         log.info("no proper request", status=status, reason=type(exc).__name__)
-        response = web.Response(status=status, body=reply.body, content_type="application/json")
+        response = web.Response(status=reply.status, body=reply.body, content_type="application/json")
+        response.headers.extend(reply.headers)
         response.force_close()
         return response
+
+
+def _reply_to_no_http(status: int, error: BaseException | None) -> Reply:
+    if isinstance(error, BadHttpMethod) and _METHOD.search(str(error)):  # the parser knows registered methods only
+        return replies.method_not_allowed("This method", ("GET", "HEAD", "OPTIONS", "POST"))
+    return replies.internal() if status >= 500 else replies.bad_request("This is not a proper HTTP/1.1 request.")
 
 
 class _Server(web.Server):

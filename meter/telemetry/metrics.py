@@ -51,13 +51,16 @@ class Metrics:
         )
         self.store_up = Gauge("weir_quota_store_up", "1 while the quota store answers.", registry=self.registry)
         self.store_failures = self._counter("weir_quota_store_failures", "Quota store calls that failed.", "op")
-        self.unguarded = self._counter("weir_unguarded", "Requests admitted while the store was away.")
 
         self.dropped = self._counter("weir_journal_dropped", "Usage records that the journal could not take.")
 
     def gauge(self, name: str, documentation: str, read: Callable[[], float]) -> None:
         """A gauge that is read when scraped."""
         self.registry.register(_Read(lambda: [GaugeMetricFamily(name, documentation, value=read())]))
+
+    def counter(self, name: str, documentation: str, read: Callable[[], float]) -> None:
+        """A counter that somebody else keeps, read when scraped."""
+        self.registry.register(_Read(lambda: [CounterMetricFamily(name, documentation, value=read())]))
 
     def labelled_gauge(
         self, name: str, documentation: str, label: str, read: Callable[[], Mapping[str, float]]

@@ -114,11 +114,7 @@ class House:
     async def _make_key(self) -> None:
         key, self.secret = await Registry(self.engine, now).create_key("tests", KeyDraft(name="k", tier="test"))
         self.key_id = key.id
-        self.sidecar.look_again()
-        await until(self._known, bool)
-
-    async def _known(self) -> bool:
-        return self.sidecar.knows(self.key_id)
+        await self.sidecar.look_again()
 
     # ---- asking ------------------------------------------------------------------------------------------------------
 

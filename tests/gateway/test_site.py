@@ -138,19 +138,20 @@ async def test_the_answer_tells_that_and_how_far_the_output_was_lowered(tmp_path
 
 
 @pytest.mark.parametrize(
-    "head",
+    ("head", "status"),
     [
-        b"hello\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nCookie: a=" + b"x" * 20_000 + b"\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        (b"\x00\x01\x02 not http\r\n\r\n", 400),
+        (b"FOO /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nCookie: a=" + b"x" * 20_000 + b"\r\n\r\n", 400),
+        (b"POST /v1/models HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
     ],
 )
-async def test_what_is_no_proper_http_is_refused_in_the_error_shape(tmp_path: Path, head: bytes) -> None:
+async def test_what_is_no_proper_http_is_refused_in_the_error_shape(tmp_path: Path, head: bytes, status: int) -> None:
     async with House(tmp_path) as house:
         reader, writer = await asyncio.open_connection("127.0.0.1", house.sidecar.ports.traffic)
         writer.write(head)
         answer = await reader.read()
         writer.close()
-        assert answer.startswith(b"HTTP/1.") and b" 400 " in answer.split(b"\r\n")[0]
+        assert int(answer.split(b" ")[1]) == status
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
         assert (await house.post()).status == 200
