@@ -11,7 +11,7 @@ import pytest
 
 from tests.cases.house import BODY, House
 from tests.cases.house import body as chat
-from tests.cases.stub import OK, answer, plain, usage
+from tests.cases.stub import DONE, FIN, OK, USE, T, answer, plain, stream, usage
 from tests.cases.wire import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -135,6 +135,26 @@ async def test_an_n_beyond_the_quota_is_set_aside_n_times(house: House) -> None:
     release.set()
     assert (await call).status == 200
     assert await house.used(key) == 35
+
+
+async def test_a_running_stream_holds_no_more_than_it_can_use(house: House) -> None:
+    """T050: its output limit bounds it, however large a slice is."""
+    plain_key, key = await house.key(), await house.key()
+    release = asyncio.Event()
+    house.u1.does(OK(5, 5, after=release), stream(T("a"), T("b"), release, FIN, USE(5, 2), DONE))
+    call = asyncio.ensure_future(house.post(plain_key, chat()))
+    await house.u1.requests(1)
+    ceiling = await house.reserved(plain_key, 1)
+    async with house.posted(key, chat(stream=True)) as client:
+        await client.start()
+        for _ in range(2):
+            await client.event()
+        standing = await house.standing(key)
+        release.set()
+        await client.reply()
+    await call
+    assert standing.leases == 1
+    assert standing.used + standing.reserved <= ceiling
 
 
 async def _first(calls: Sequence[asyncio.Future[Any]], count: int) -> list[asyncio.Future[Any]]:
