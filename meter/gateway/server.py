@@ -27,7 +27,7 @@ from meter.gateway.exchange import Gateway
 from meter.gateway.replies import Reply
 from meter.telemetry import log
 from meter.telemetry.metrics import OTHER
-from quotas.store import LeaseView, StoreUnavailable, View, Window
+from quotas.store import LeaseView, StoreUnavailable, View
 
 MAX_HEAD_BYTES = 16 * 1024
 """Of one header field and of the request line."""
@@ -228,7 +228,7 @@ class TrafficSite:
                 view = await self._gateway.store.peek(caller.account)
         except StoreUnavailable:
             raise replies.quota_unavailable() from None
-        return _json(visit, quota_view(view, caller.key_id))
+        return _json(visit, _quota_of(view, caller.key_id))
 
     def _respond(self, visit: Visit, reply: Reply) -> web.Response:
         response = web.Response(status=reply.status, body=reply.body, content_type="application/json")
@@ -282,23 +282,9 @@ class TrafficSite:
         return response
 
 
-def quota_view(view: View, key_id: str | None = None) -> dict[str, object]:
-    """`{"windows": […], "leases": […]}` as the contract shapes them; `key_id`: only this key's leases."""
-    leases = [lease for lease in view.leases if key_id is None or lease.key == key_id]
-    return {"windows": [_window(window) for window in view.windows], "leases": [_lease(lease) for lease in leases]}
-
-
-def _window(window: Window) -> dict[str, object]:
-    return {
-        "name": window.name,
-        "scope": window.scope,
-        "limit": window.limit,
-        "seconds": window.seconds,
-        "used": window.used,
-        "held": window.held,
-        "remaining": window.remaining,
-        "reset_seconds": window.reset_seconds,
-    }
+def _quota_of(view: View, key_id: str) -> dict[str, object]:
+    """`{"windows": […], "leases": […]}` as the contract shapes them; of a team's leases only the key's own."""
+    return {"windows": view.windows, "leases": [_lease(lease) for lease in view.leases if lease.key == key_id]}
 
 
 def _lease(lease: LeaseView) -> dict[str, object]:
@@ -307,7 +293,7 @@ def _lease(lease: LeaseView) -> dict[str, object]:
         "route": lease.route,
         "held": lease.held,
         "charged": lease.charged,
-        "age_seconds": round(lease.age_seconds, 3),
+        "age_seconds": lease.age_seconds,
     }
 
 
