@@ -43,10 +43,10 @@ async def test_comments_are_never_data(house: House) -> None:
     """T019"""
     key = await house.key()
     pings: list[Step] = [b": ping\n\n", Pause(0.2)] * 3
-    house.u1.does(stream(*pings, T("a"), b":\n\n", T("b"), FIN, USE(3, 1), DONE))
+    house.u1.does(stream(*pings, T("a"), b":\n\n", T("b"), FIN, USE(3, 2), DONE))
     reply = await house.post(key, streamed())
     assert reply.events == [data.decode()[6:-2] for data in (T("a"), T("b"), FIN, DONE)]
-    assert await house.used(key) == 4
+    assert await house.used(key) == 5
 
 
 async def test_a_character_cut_by_the_network_stays_whole(house: House) -> None:

@@ -99,6 +99,15 @@ async def test_running_usage_is_replaced_not_summed(house: House) -> None:
     assert tokens(await house.row(key)) == "5/3/8"
 
 
+async def test_the_engines_last_figure_wins_over_what_was_counted_on_the_way(house: House) -> None:
+    """T006, T066: an engine that spreads a token over several events; quota and books must say the same."""
+    key = await house.key()
+    house.u1.does(stream(*[T("w ")] * 600, FIN, USE(5, 200), DONE))
+    assert (await house.post(key, streamed(max_tokens=1000))).events[-1] == "[DONE]"
+    assert tokens(await house.row(key)) == "5/200/205"
+    assert await house.used(key) == 205
+
+
 async def test_events_without_choices_do_not_break_the_relay(house: House) -> None:
     """T007"""
     key = await house.key()
