@@ -85,9 +85,9 @@ class Scanner:
         self.aborted = False
         """a choice ended with "abort": the engine broke it off (vLLM on SIGTERM)"""
         self.live_prompt = 0
-        """tokens surely used by now, for charging: by the engine's figures, before any of them 0 …"""
+        """tokens used by now, for charging: by the engine's figures alone, 0 before any of them …"""
         self.live_completion = 0
-        """… and the number of pieces with text, at least a token each. Neither ever falls"""
+        """… since what was charged cannot be taken back if its last figure says less. Neither ever falls"""
         self.live_most = 0
         """what may have been used by now in all, for staying within a hold: without figures the prompt's estimate, and
         text by its size"""
@@ -291,7 +291,7 @@ class Scanner:
     def _advance(self) -> None:
         tally = self._tally
         self.live_prompt = max(self.live_prompt, tally.prompt or 0)
-        self.live_completion = max(self.live_completion, tally.surely)
+        self.live_completion = max(self.live_completion, tally.told)
         prompt = self._prompt_estimate if tally.prompt is None else tally.prompt
         self.live_most = max(self.live_most, prompt + tally.completion)
 
@@ -388,9 +388,9 @@ class _Tally:
         self._bytes = 0
 
     @property
-    def surely(self) -> int:
-        """Completion tokens: each piece after the newest figures is at least one."""
-        return self._covered + self._pieces
+    def told(self) -> int:
+        """Completion tokens by the newest figures."""
+        return self._covered
 
     @property
     def completion(self) -> int:

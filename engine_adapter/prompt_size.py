@@ -30,8 +30,9 @@ ALLOWANCE_PER_TEXT: Final = 4
 """Special tokens around a prompt without a template: beginning, end, a separator."""
 ALLOWANCE_FOR_TOOLS: Final = 256
 """What templates write around tool schemas: a paragraph of instructions, and members that the engine adds to each."""
-LARGEST_ALLOWANCE: Final = 8192
-"""Beyond this an engine's figure is no template's doing, and is not learned from."""
+LARGEST_ALLOWANCE: Final = 64
+"""Beyond this an engine's figure is not learned from: one odd figure must not shut small requests out. A template that
+adds more (a long system prompt) is among what the cap may overrun by."""
 
 IMAGE_BOUND: Final = 4096
 """Tokens of one picture. LLaVA-NeXT makes at most 2,928, Pixtral 4,096 of 1,024 × 1,024 pixels; a model set up for larger

@@ -34,6 +34,7 @@ from meter.ledger.journal import Journal, JournalError
 from meter.ledger.pricing import cost_nanousd
 from meter.ledger.record import Opened, UsageRecord
 from meter.ledger.shipper import Shipper
+from meter.listener import Listener
 from meter.telemetry import log
 from meter.telemetry.metrics import Metrics
 from quotas.guarded import GuardedStore
@@ -167,7 +168,9 @@ class Sidecar:
         return await self._listen(admin_app(deps), self._config.admin.host, self._config.admin.port)
 
     async def _listen(self, app: web.Application, host: str, port: int) -> int:
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        of_app = web.AppRunner(app, handle_signals=False)
+        runner = await Listener.beneath(of_app)
+        self._stack.push_async_callback(of_app.cleanup)
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, host, port).start()

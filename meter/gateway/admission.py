@@ -15,6 +15,7 @@ from engine_adapter import request
 from meter.callers.caller import Caller
 from meter.gateway import plan, replies
 from meter.gateway.fleet import Model, Target
+from meter.gateway.replies import RULE_WINDOWS
 from meter.ledger.record import Route
 from quotas.store import Ask, StoreUnavailable, Verdict
 
@@ -82,13 +83,26 @@ async def admit(gateway: Gateway, wanted: Wanted, *, primary: bool = True) -> Ad
     if admission.verdict.kind in ("cap", "rate") and not admission.verdict.blocked:
         exact = await gateway.exact_prompt(wanted)
         if exact is not None:
-            size = replace(size, prompt_bound=exact, prompt_estimate=exact, exact=True)
+            size = replace(size, prompt_bound=exact, prompt_estimate=exact, prompt_floor=exact, exact=True)
             admission = await _ask(gateway, wanted, size, primary=primary)
     wanted.visit.verdict = admission.verdict.kind
     if not admission.verdict.admitted:
         gateway.metrics.refusals.labels(admission.verdict.kind, "false").inc()
-        raise replies.refused(admission.verdict, _words(admission))
+        raise replies.refused(admission.verdict, _words(admission), never=_never_fits(admission))
     return admission
+
+
+def _never_fits(admission: Admission) -> bool:
+    """Whether the request is too large for good. Where only a bound of its prompt is known, that is sure if what it
+    has at least does not fit, or if it does not fit although nothing is used."""
+    verdict, size = admission.verdict, admission.size
+    if not verdict.impossible or verdict.blocked:
+        return False
+    for window in verdict.windows:
+        if window.scope == verdict.scope and window.name == RULE_WINDOWS[verdict.kind]:
+            beside_prompt = admission.plan.least - size.prompt_bound
+            return size.prompt_floor + beside_prompt > window.limit or not window.used + window.held
+    return True
 
 
 def _size(gateway: Gateway, wanted: Wanted) -> plan.Size:
@@ -101,6 +115,8 @@ def _size(gateway: Gateway, wanted: Wanted) -> plan.Size:
         asked_output=call.asked_output,
         learned_output=gateway.answers.expected_output(caller.key_id, model.name, default),
         context=model.primary[0].context,
+        prompt_floor=call.prompt.token_ids + call.prompt.text_bytes // plan.BYTES_A_TOKEN_AT_MOST,
+        exact=not call.prompt.text_bytes and not call.prompt.images,
     )
 
 

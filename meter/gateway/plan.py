@@ -19,7 +19,7 @@ current open models are commonly served with. The cap's clamp lowers it to what 
 class Size:
     """Tokens of one call, before it ran. `choices`: answers in all (prompts × max(n, best_of)).
 
-    `exact`: bound and estimate are the tokenizer's own figure."""
+    `exact`: bound and estimate are the tokenizer's own figure; `prompt_floor`: it surely has as many."""
 
     prompt_bound: int
     prompt_estimate: int
@@ -27,7 +27,13 @@ class Size:
     asked_output: int | None
     learned_output: int
     context: int | None
+    prompt_floor: int = 0
     exact: bool = False
+
+
+BYTES_A_TOKEN_AT_MOST = 8
+"""Of running text: what no vocabulary in use exceeds over a whole prompt (about 4 in English). Only to tell apart what can
+never fit from what may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +117,13 @@ class Governor:
     `used` is what it surely used, `most` what it may have used by now: the one is reported, the other kept within what
     is covered. It asks for a slice half a slice before it runs out. Where a whole one does not fit any more it takes the
     rest; where nothing is left, it asks once more when what it holds is delivered, and then the stream ends.
+
+    It covers no more than the `ceiling` until the engine goes beyond it: then that counted its prompt above our bound,
+    or does not obey its limit.
     """
 
     covered: int
+    ceiling: int
     reported: int = 0
     refused: bool = False
     _rest: bool = False
@@ -121,8 +131,11 @@ class Governor:
 
     def asks(self, used: int, most: int) -> int | None:
         """What to be covered for now, or None while there is nothing to say."""
-        if most + SLICE // 2 > self.covered and (not self.refused or most >= self.covered):
-            return max(most, self.covered) + SLICE
+        if self.covered < self.ceiling:
+            if most + SLICE // 2 > self.covered and (not self.refused or self._out(most)):
+                return min(self.ceiling, max(most, self.covered) + SLICE)
+        elif self._out(most):
+            return most + SLICE
         return self.covered if used - self.reported >= SLICE else None
 
     def hears(self, used: int, asked: int, cover: Cover) -> int | None:
@@ -141,4 +154,8 @@ class Governor:
         return self.covered + cover.left
 
     def spent(self, most: int) -> bool:
-        return self.refused and most >= self.covered
+        return self.refused and self._out(most)
+
+    def _out(self, most: int) -> bool:
+        """Whether all that is covered may be used up; at the ceiling the engine ends by itself."""
+        return most >= self.covered if self.covered < self.ceiling else most > self.covered

@@ -261,7 +261,7 @@ class _Stream:
             rename=_rename(exchange, target),
             prompts=call.prompts,
         )
-        self._governor = plan.Governor(admission.verdict.hold)
+        self._governor = plan.Governor(admission.verdict.hold, admission.plan.ceiling)
         self._sent = sent
 
     async def relay(self) -> web.StreamResponse:

@@ -136,11 +136,11 @@ def internal() -> Reply:
     return Reply(500, "server_error", "internal_error", "Something went wrong here; it has been logged.")
 
 
-def refused(verdict: Verdict, policy_words: str) -> Reply:
-    """The answer to a refusal: whose limit it was, the numbers, when to come back."""
+def refused(verdict: Verdict, policy_words: str, *, never: bool = False) -> Reply:
+    """The answer to a refusal: whose limit it was, the numbers, when to come back; `never`: it is too large for good."""
     headers = quota_headers(verdict)
     owner = "your team's" if verdict.scope == "team" else "this key's"
-    if verdict.impossible and not verdict.blocked:
+    if never:
         message = f"This request can never fit {owner} quota: {policy_words}. Shorten the prompt or the output."
         return Reply(413, "invalid_request_error", "request_exceeds_quota", message, headers=headers + _no_retry())
     kind, code = _refusal_code(verdict)
@@ -174,7 +174,7 @@ def _when(verdict: Verdict) -> str:
     if verdict.blocked:
         return "A limit of 0 blocks: ask your administrator."
     if verdict.retry_after is None:
-        return "Waiting will not help: ask your administrator."
+        return "Waiting will not help: shorten the prompt or the output."
     seconds = max(1, ceil(verdict.retry_after))
     return f"Try again in {seconds} s{' (a guess: running requests are in the way)' if verdict.guess else ''}."
 

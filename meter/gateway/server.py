@@ -7,8 +7,6 @@ client that leaves is noticed only at the next write (https://docs.aiohttp.org/e
 from __future__ import annotations
 
 import asyncio
-import logging
-import re
 import ssl
 from collections.abc import Awaitable, Callable
 from urllib.parse import unquote
@@ -17,7 +15,6 @@ from uuid import UUID
 import msgspec
 import uuid_utils
 from aiohttp import web
-from aiohttp.http_exceptions import BadHttpMethod
 
 from engine_adapter.request import ENDPOINTS
 from meter.config import ListenTerms
@@ -25,46 +22,16 @@ from meter.gateway import credentials, replies
 from meter.gateway.admission import Visit
 from meter.gateway.exchange import Gateway
 from meter.gateway.replies import Reply
+from meter.listener import Listener
 from meter.telemetry import log
 from meter.telemetry.metrics import OTHER
 from quotas.store import LeaseView, StoreUnavailable, View
-
-MAX_HEAD_BYTES = 16 * 1024
-"""Of one header field and of the request line."""
 
 CLIENT_CLOSED = 499
 """What a request counts as whose client left before it was answered (nginx's word for it)."""
 
 MODELS, QUOTA = "/v1/models", "/v1/quota"
 _NONE = "none"
-_METHOD = re.compile(r"\b[A-Z]{1,20} /\S* HTTP/1")
-
-
-class _Connection(web.RequestHandler):
-    """aiohttp's, but what is no HTTP gets our error shape too, and no stack trace in the log."""
-
-    def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer is under way already")
-        reply = _reply_to_no_http(status, exc)
-        log.info("no proper request", status=status, reason=type(exc).__name__)
-        response = web.Response(status=reply.status, body=reply.body, content_type="application/json")
-        response.headers.extend(reply.headers)
-        response.force_close()
-        return response
-
-
-def _reply_to_no_http(status: int, error: BaseException | None) -> Reply:
-    if isinstance(error, BadHttpMethod) and _METHOD.search(str(error)):  # the parser knows registered methods only
-        return replies.method_not_allowed("This method", ("GET", "HEAD", "OPTIONS", "POST"))
-    return replies.internal() if status >= 500 else replies.bad_request("This is not a proper HTTP/1.1 request.")
-
-
-class _Server(web.Server):
-    def __call__(self) -> _Connection:
-        return _Connection(self, loop=self._loop, **self._kwargs)
 
 
 class TrafficSite:
@@ -85,16 +52,7 @@ class TrafficSite:
 
     async def start(self, terms: ListenTerms) -> int:
         """Binds; returns the port."""
-        server = _Server(
-            self._handle,
-            handler_cancellation=True,
-            access_log=None,
-            auto_decompress=False,
-            max_line_size=MAX_HEAD_BYTES,
-            max_field_size=MAX_HEAD_BYTES,
-            keepalive_timeout=75,
-            logger=logging.getLogger("weir.http"),
-        )
+        server = Listener(self._handle, handler_cancellation=True, auto_decompress=False, keepalive_timeout=75)
         self._runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
         self._site = web.TCPSite(self._runner, terms.host, terms.port, ssl_context=_tls(terms), backlog=1024)

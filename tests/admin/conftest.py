@@ -14,7 +14,6 @@ from meter.admin.deps import AdminDeps
 from meter.admin.site import admin_app
 from meter.callers.directory import Directory
 from meter.callers.registry import Registry
-from quotas.memory import MemoryStore
 from tests.admin.person import SECRETS, Client, Doctor, Person
 from tests.callers.databases import (
     config,
@@ -26,6 +25,7 @@ from tests.callers.databases import (
     registry,
     sqlite_template,
 )
+from tests.quotas.stores import EmptyMemory
 
 __all__ = ["database_url", "directory", "engine", "postgres_url", "registry", "sqlite_template"]
 
@@ -45,7 +45,7 @@ def deps(engine: AsyncEngine, registry: Registry, directory: Directory, monkeypa
         engine=engine,
         registry=registry,
         directory=directory,
-        store=MemoryStore(time.time),
+        store=EmptyMemory(time.time),
         state=lambda: {"directory": repr(directory)},
         condition=Doctor(),
         metrics=metrics,

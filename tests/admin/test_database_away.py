@@ -13,9 +13,9 @@ from meter.callers.directory import Directory
 from meter.callers.registry import Registry
 from meter.config import Config
 from meter.ledger.database import migrate, open_engine
-from quotas.memory import MemoryStore
 from tests.admin.person import Doctor, Person
 from tests.callers.databases import config, eventually, now
+from tests.quotas.stores import EmptyMemory
 from tests.services.postgres import PostgresServer
 
 
@@ -34,7 +34,7 @@ async def test_reads_come_from_the_last_known_state_and_writes_are_503(
             engine=engine,
             registry=Registry(engine, now),
             directory=directory,
-            store=MemoryStore(lambda: now().timestamp()),
+            store=EmptyMemory(lambda: now().timestamp()),
             state=dict,
             condition=Doctor(),
             metrics=CollectorRegistry(),

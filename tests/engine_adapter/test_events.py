@@ -234,7 +234,7 @@ def test_figures_of_each_prompt_are_added_up_once() -> None:
     assert scan.usage() == Usage(5, 0, 4, 0, "counted")
 
 
-def test_live_figures_are_surely_used_and_never_fall() -> None:
+def test_live_figures_are_the_engines_own_and_never_fall() -> None:
     scan, seen = scanner(), []
     for event in (
         ROLE,
@@ -245,7 +245,7 @@ def test_live_figures_are_surely_used_and_never_fall() -> None:
     ):
         scan.feed(event)
         seen.append((scan.live_prompt, scan.live_completion, scan.live_most))
-    assert seen == [(0, 0, 11), (0, 1, 16), (5, 9, 16), (5, 9, 16), (5, 9, 16)]
+    assert seen == [(0, 0, 11), (0, 0, 16), (5, 9, 16), (5, 9, 16), (5, 9, 16)]
     assert scan.usage() == engine(5, 3)
 
 

@@ -103,7 +103,7 @@ def test_a_prompt_fits_a_context_by_its_bound_or_for_want_of_an_exact_size_by_it
 def test_a_stream_delivers_all_that_the_cap_leaves_and_overruns_by_one_event_at_most(
     hold: int, room: int, events: list[int]
 ) -> None:
-    governor, used, held, asked_for = Governor(hold), 0, hold, 0
+    governor, used, held, asked_for = Governor(hold, 10**9), 0, hold, 0
     for tokens in events:
         used += tokens
         asked = governor.asks(used, used)
@@ -122,7 +122,7 @@ def test_a_stream_delivers_all_that_the_cap_leaves_and_overruns_by_one_event_at_
 
 
 def test_a_store_that_does_not_answer_leaves_a_stream_what_it_holds() -> None:
-    governor = Governor(300)
+    governor = Governor(300, 10**9)
     asked = governor.asks(200, 200)
     assert asked is not None
     assert governor.hears(200, asked, Cover(False, None, 0)) is None
@@ -132,7 +132,7 @@ def test_a_store_that_does_not_answer_leaves_a_stream_what_it_holds() -> None:
 
 
 def test_room_that_came_free_meanwhile_is_taken_before_the_stream_is_ended() -> None:
-    governor = Governor(300)
+    governor = Governor(300, 10**9)
     asked = governor.asks(200, 200)
     assert asked is not None and governor.hears(200, asked, Cover(False, 300, 0)) is None
     asked = governor.asks(300, 300)
@@ -142,9 +142,20 @@ def test_room_that_came_free_meanwhile_is_taken_before_the_stream_is_ended() -> 
 
 
 def test_what_may_have_been_used_is_kept_within_the_hold_and_only_what_surely_was_is_reported() -> None:
-    governor = Governor(1000)
+    governor = Governor(1000, 10**9)
     assert governor.asks(used=10, most=800) is None
     assert governor.asks(used=10, most=900) == 1000 + SLICE
     assert governor.hears(10, 1000 + SLICE, Cover(extended=False, covered=1000, left=0)) is None
     assert not governor.spent(999)
     assert governor.spent(1000)
+
+
+def test_a_stream_holds_no_more_than_its_ceiling_and_asks_for_more_only_when_the_engine_passes_it() -> None:
+    governor = Governor(38, 40)
+    assert governor.asks(0, 10) == 40
+    assert governor.hears(0, 40, Cover(True, 40, 0)) is None
+    assert governor.asks(40, 40) is None
+    assert not governor.spent(40)
+    assert governor.asks(41, 41) == 41 + SLICE
+    assert governor.hears(41, 41 + SLICE, Cover(False, 40, 0)) is None
+    assert governor.spent(41)

@@ -43,7 +43,7 @@ def error(reply: replies.Reply) -> dict[str, Any]:
     ],
 )
 def test_a_refusal_is_told_by_its_rule(verdict: Verdict, status: int, kind: str, code: str) -> None:
-    reply = replies.refused(verdict, "this request needs 600 tokens")
+    reply = replies.refused(verdict, "this request needs 600 tokens", never=status == 413)
     said = error(reply)
     assert (reply.status, said["type"], said["code"]) == (status, kind, code)
     assert "600 tokens" in said["message"]
