@@ -118,6 +118,26 @@ usage_hourly = Table(
     PrimaryKeyConstraint("hour", "key_id", "team_id", "model", "backend", "route"),
 )
 
+refusal_minute = Table(
+    "refusal_minute",
+    metadata,
+    Column("minute", Moment, nullable=False),
+    Column("key_id", String, nullable=False),
+    Column("rule", String, nullable=False, comment="parallel | cap | rate"),
+    Column("shadow", Boolean, nullable=False, comment="only counted: the limit is not in force"),
+    Column("refusals", Big, nullable=False),
+    PrimaryKeyConstraint("minute", "key_id", "rule", "shadow"),
+    Index(None, "key_id", "minute"),
+)
+
+refusal_flush = Table(
+    "refusal_flush",
+    metadata,
+    Column("writer", Uuid, primary_key=True, comment="one process that counts refusals, from its start to its end"),
+    Column("number", Big, nullable=False, comment="of its last batch that was added to refusal_minute"),
+    Column("at", Moment, nullable=False),
+)
+
 tier = Table(
     "tier",
     metadata,
