@@ -100,7 +100,7 @@ def _never_fits(admission: Admission) -> bool:
         return False
     for window in verdict.windows:
         if window.scope == verdict.scope and window.name == RULE_WINDOWS[verdict.kind]:
-            beside_prompt = admission.plan.least - size.prompt_bound
+            beside_prompt = _needs(admission) - (size.prompt_estimate if verdict.kind == "rate" else size.prompt_bound)
             return size.prompt_floor + beside_prompt > window.limit or not window.used + window.held
     return True
 
@@ -160,5 +160,11 @@ def _words(admission: Admission) -> str:
     planned, verdict = admission.plan, admission.verdict
     if verdict.kind == "parallel":
         return f"at most {admission.wanted.caller.tier.max_parallel} may run at the same time"
-    needs = planned.expected if verdict.kind == "rate" else planned.least
-    return f"this request needs {needs} tokens (its prompt is at most {admission.size.prompt_bound})"
+    return f"this request needs {_needs(admission)} tokens (its prompt is at most {admission.size.prompt_bound})"
+
+
+def _needs(admission: Admission) -> int:
+    """Tokens that the refusing rule found no room for."""
+    if admission.verdict.kind == "rate":
+        return admission.plan.expected
+    return admission.plan.least if admission.wanted.caller.tier.on_cap == "clamp" else admission.plan.ceiling
