@@ -229,6 +229,7 @@ def load(path: Path | None, environ: Mapping[str, str] = os.environ) -> Config:
 Mistake = tuple[str, str]
 _DANGLING = "dangling"
 LIMITS = ("rate", "burst", "cap", "max_parallel")
+SHADOW = ("shadow",)
 
 
 def _mistakes(error: ValidationError) -> list[Mistake]:
@@ -250,11 +251,12 @@ def _hidden_policies(tree: dict[str, Any], error: ValidationError) -> list[Mista
     places = {item["loc"][:2] for item in error.errors() if item["loc"][:1] in {("tiers",), ("teams",)}}
     for section, name in (place for place in places if len(place) == 2):
         terms = _named(tree, str(section)).get(name)
-        limits = {field: terms[field] for field in LIMITS if field in terms} if isinstance(terms, dict) else {}
-        try:
-            (FileTier if section == "tiers" else FileTeam).model_validate(limits)
-        except ValidationError as of_limits:
-            found += [(f"{section}.{name}.{path}", said) for path, said in _mistakes(of_limits)]
+        for fields in (LIMITS, SHADOW):
+            limits = {field: terms[field] for field in fields if field in terms} if isinstance(terms, dict) else {}
+            try:
+                (FileTier if section == "tiers" else FileTeam).model_validate(limits)
+            except ValidationError as of_limits:
+                found += [(f"{section}.{name}.{path}", said) for path, said in _mistakes(of_limits)]
     return found
 
 

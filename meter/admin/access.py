@@ -1,6 +1,6 @@
 """Who may do what: bearer tokens of the configuration and their roles.
 
-admin: everything · operator: reads everything, disables keys · finance: reads usage and prices.
+admin: everything · operator: reads everything, disables keys · finance: reads usage, refusals and prices.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from meter.admin.deps import DEPS
 from meter.config import AdminToken
 
 OPEN = frozenset({"/healthz", "/readyz", "/metrics"})
-FINANCE = frozenset({"/admin/v1/usage", "/admin/v1/usage/records", "/admin/v1/prices"})
+FINANCE = frozenset({f"/admin/v1/{part}" for part in ("usage", "usage/records", "refusals", "prices")})
 ONE_KEY = "/admin/v1/keys/{id}"
 TOKEN: web.RequestKey[AdminToken] = web.RequestKey("token", AdminToken)
 """Whose request it is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from meter.admin import audit, keys, prices, terms, usage
+from meter.admin import audit, keys, prices, refusals, terms, usage
 from meter.admin.access import with_token
 from meter.admin.answers import answer
 from meter.admin.asked import MAX_BODY
@@ -20,7 +20,7 @@ def admin_app(deps: AdminDeps) -> web.Application:
     app = web.Application(middlewares=[errors_as_json, with_token], client_max_size=MAX_BODY)
     app[DEPS] = deps
     app.add_routes(open_routes(deps.condition, deps.metrics))
-    for room in (keys, terms, prices, usage, audit):
+    for room in (keys, terms, prices, usage, refusals, audit):
         app.add_routes(room.routes(PREFIX))
     app.router.add_get(f"{PREFIX}/state", state)
     return app

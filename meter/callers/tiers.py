@@ -50,9 +50,13 @@ class ScopeTerms(Terms):
         rate, burst, cap = (terms.limit if terms else None for terms in (self.rate, self.burst, self.cap))
         return Policy(rate, burst, cap, self.max_parallel)
 
+    def _problems(self) -> list[tuple[str, str]]:
+        """Everything that makes no sense, as (field, what would be right)."""
+        return problems(self.policy)
+
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        if found := problems(self.policy):
+        if found := self._problems():
             raise PydanticCustomError(
                 "policy",
                 "{reason}",
@@ -62,11 +66,17 @@ class ScopeTerms(Terms):
 
 
 class ShadowTerms(Terms):
-    """Limits that are evaluated and counted, never enforced."""
+    """Limits that are evaluated and counted, never enforced. An absent one is not asked about; whether they make sense
+    is judged with the tier that carries them."""
 
     rate: LimitTerms | None = None
     burst: LimitTerms | None = None
     cap: LimitTerms | None = None
+
+    @property
+    def policy(self) -> Policy:
+        rate, burst, cap = (terms.limit if terms else None for terms in (self.rate, self.burst, self.cap))
+        return Policy(rate, burst, cap, max_parallel=None)
 
 
 class Tier(ScopeTerms):
@@ -88,6 +98,10 @@ class Tier(ScopeTerms):
     priority: Annotated[Whole, Field(ge=-(2**31), lt=2**31)] = 0
     shadow: ShadowTerms | None = None
     models: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
+
+    def _problems(self) -> list[tuple[str, str]]:
+        of_shadow = problems(self.shadow.policy) if self.shadow else []
+        return super()._problems() + [(f"shadow.{field}", reason) for field, reason in of_shadow]
 
 
 class Override(Tier):

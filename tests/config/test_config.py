@@ -73,16 +73,36 @@ def test_every_mistake_is_listed_with_its_path(tmp_path: Path) -> None:
         ({"cap": {"tokens": True, "seconds": 60}}, "cap.tokens"),
         ({"cap": {"tokens": 10**15 + 1, "seconds": 60}}, "cap.tokens"),
         ({"on_cap": "maybe"}, "on_cap"),
+        (
+            {"shadow": {"rate": {"tokens": 10, "seconds": 60}, "burst": {"tokens": 9, "seconds": 5}}},
+            "shadow.burst.tokens",
+        ),
+        ({"shadow": {"rate": {"tokens": 10, "seconds": 60}, "cap": {"tokens": 9, "seconds": 60}}}, "shadow.cap.tokens"),
+        ({"shadow": {"cap": {"tokens": 10, "seconds": 0}}}, "shadow.cap.seconds"),
+        ({"shadow": {"max_parallel": 3}}, "shadow.max_parallel"),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(tmp_path: Path, fields: dict[str, Any], wrong: str) -> None:
     assert mistakes(tmp_path, {"tiers": {"t": fields}}).keys() == {f"tiers.t.{wrong}"}
 
 
+def test_a_tiers_own_limits_and_its_shadow_are_judged_together_whatever_else_is_wrong(tmp_path: Path) -> None:
+    shadow = {
+        "rate": {"tokens": 10, "seconds": 60},
+        "burst": {"tokens": 0, "seconds": 5},
+        "cap": {"tokens": 9, "seconds": 9},
+    }
+    tier = {"cap": {"tokens": 1999, "seconds": 3600}, "shadow": shadow}
+    wrong = {"tiers.t.cap.tokens", "tiers.t.shadow.burst.tokens", "tiers.t.shadow.cap.tokens"}
+    assert mistakes(tmp_path, {"tiers": {"t": tier}}).keys() == wrong
+    assert mistakes(tmp_path, {"tiers": {"t": {**tier, "max_n": 0}}}).keys() == {*wrong, "tiers.t.max_n"}
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"rate": None, "burst": None, "cap": None},
+        {"shadow": {"cap": {"tokens": 10, "seconds": 3600}}},
         {"cap": {"tokens": 0, "seconds": 3600}},
         {"rate": {"tokens": 0, "seconds": 60}},
         {"rate": {"tokens": 100.0, "seconds": 60}, "burst": None},
