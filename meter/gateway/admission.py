@@ -83,11 +83,12 @@ async def admit(gateway: Gateway, wanted: Wanted, *, primary: bool = True) -> Ad
     if admission.verdict.kind in ("cap", "rate") and not admission.verdict.blocked:
         exact = await gateway.exact_prompt(wanted)
         if exact is not None:
-            size = replace(size, prompt_bound=exact, prompt_estimate=exact, prompt_floor=exact, exact=True)
+            size = counted(size, exact)
             admission = await _ask(gateway, wanted, size, primary=primary)
     wanted.visit.verdict = admission.verdict.kind
+    gateway.shadows.ask(gateway, admission, primary=primary)
     if not admission.verdict.admitted:
-        gateway.metrics.refusals.labels(admission.verdict.kind, "false").inc()
+        gateway.refused(wanted.caller, admission.verdict.kind, shadow=False)
         raise replies.refused(admission.verdict, _words(admission), never=_never_fits(admission))
     return admission
 
@@ -120,17 +121,27 @@ def _size(gateway: Gateway, wanted: Wanted) -> plan.Size:
     )
 
 
+def planned(wanted: Wanted, size: plan.Size) -> plan.Plan:
+    """What a call of this size may cost."""
+    if wanted.call.endpoint == "embeddings":
+        return plan.reading(size)
+    return plan.generation(size, wanted.caller.tier, streamed=wanted.call.stream)
+
+
+def counted(size: plan.Size, exact: int) -> plan.Size:
+    """The same with the prompt's exact tokens."""
+    return replace(size, prompt_bound=exact, prompt_estimate=exact, prompt_floor=exact, exact=True)
+
+
 async def _ask(gateway: Gateway, wanted: Wanted, size: plan.Size, *, primary: bool) -> Admission:
-    tier, call = wanted.caller.tier, wanted.call
-    embeds = call.endpoint == "embeddings"
-    planned = plan.reading(size) if embeds else plan.generation(size, tier, streamed=call.stream)
+    tier, costs = wanted.caller.tier, planned(wanted, size)
     cheaper = [
         target
         for target in wanted.overflow(tier.on_overage if primary else tier.on_outage)
-        if plan.fits_context(target.context, size, least_output=planned.least - size.prompt_bound)
+        if plan.fits_context(target.context, size, least_output=costs.least - size.prompt_bound)
     ]
     lease = wanted.visit.request_id if primary else UUID(bytes=uuid_utils.uuid7().bytes)
-    ask = planned.ask(str(lease), tier, tuple(target.as_overflow for target in cheaper), primary=primary)
+    ask = costs.ask(str(lease), tier, tuple(target.as_overflow for target in cheaper), primary=primary)
     verdict = await _answer(gateway, wanted.caller, ask)
     route: Route = "overflow" if verdict.kind == "overflow" else "primary"
     return Admission(
@@ -138,7 +149,7 @@ async def _ask(gateway: Gateway, wanted: Wanted, size: plan.Size, *, primary: bo
         verdict=verdict,
         lease=lease,
         size=size,
-        plan=plan.clamped(planned, verdict.ceiling, size) if verdict.admitted else planned,
+        plan=plan.clamped(costs, verdict.ceiling, size) if verdict.admitted else costs,
         route=route,
         targets=tuple(t for t in cheaper if t.name == verdict.target) if route == "overflow" else wanted.model.primary,
     )
@@ -157,8 +168,7 @@ async def _answer(gateway: Gateway, caller: Caller, ask: Ask) -> Verdict:
 
 def _words(admission: Admission) -> str:
     """The numbers of a refused request, for people."""
-    planned, verdict = admission.plan, admission.verdict
-    if verdict.kind == "parallel":
+    if admission.verdict.kind == "parallel":
         return f"at most {admission.wanted.caller.tier.max_parallel} may run at the same time"
     return f"this request needs {_needs(admission)} tokens (its prompt is at most {admission.size.prompt_bound})"
 
