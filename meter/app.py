@@ -28,11 +28,13 @@ from meter.config import Config, QuotaStoreTerms
 from meter.gateway.exchange import Gateway
 from meter.gateway.fleet import Fleet
 from meter.gateway.server import TrafficSite
+from meter.gateway.shadow import Shadows
 from meter.gateway.tokenizers import ExactPrompts, tokenizers_of
 from meter.ledger.database import migrate, open_engine
 from meter.ledger.journal import Journal, JournalError
 from meter.ledger.pricing import cost_nanousd
 from meter.ledger.record import Opened, UsageRecord
+from meter.ledger.refusals import FLUSH_SECONDS, RefusalCounts
 from meter.ledger.shipper import Shipper
 from meter.listener import Listener
 from meter.telemetry import log
@@ -79,6 +81,7 @@ class Sidecar:
         self._traffic: TrafficSite | None = None
         self._journal: Journal
         self._shipper: Shipper
+        self._refusals: RefusalCounts
         self._directory: Directory
         self._store: GuardedStore
         self._metrics = Metrics()
@@ -129,8 +132,12 @@ class Sidecar:
         )
         self._shipper.start()
         stack.push_async_callback(self._shipper.stop, SHIP_SECONDS)
+        self._refusals = RefusalCounts(engine, now)
+        stack.push_async_callback(self._refusals.stop, SHIP_SECONDS)
         workers = Workers()
         stack.push_async_callback(workers.close)
+        shadows = Shadows(self._store, self._directory, lambda: self._store.up)
+        stack.push_async_callback(shadows.stop, SHIP_SECONDS)
         fleet = Fleet.of(config)
         gateway = self._gateway = Gateway(
             config=config,
@@ -141,12 +148,15 @@ class Sidecar:
             journal=self._journal,
             workers=workers,
             metrics=self._metrics,
+            refusals=self._refusals,
+            shadows=shadows,
             exact=ExactPrompts(workers, tokenizers_of(fleet)),
             now=now,
         )
         stack.push_async_callback(gateway.settled, SHIP_SECONDS)
         self._repeat(self._adopt, ADOPT_SECONDS)
         self._repeat(gateway.note, NOTE_SECONDS)
+        self._repeat(self._refusals.flush, FLUSH_SECONDS)
         self._repeat(gateway.renew, config.quota_store.lease_seconds / 3)
         traffic = self._traffic = TrafficSite(gateway)
         port = await traffic.start(config.listen)
@@ -232,6 +242,7 @@ class Sidecar:
             lines["backends"] = [repr(backend) for backend in self._gateway.fleet.backends.values()]
             lines["journal"] = repr(self._journal)
             lines["shipper"] = repr(self._shipper)
+            lines["refusals"] = repr(self._refusals)
             lines["running"] = len(self._gateway.running)
         return lines
 
@@ -259,6 +270,8 @@ class Sidecar:
             yield f"the journal is full: on_journal_full is {self._config.ledger.on_journal_full}"
         if self._shipper.failing:
             yield f"usage records do not reach the database; {self._shipper.backlog_rows} wait in the journal"
+        if self._refusals.failing:
+            yield "refusal counts do not reach the database; they are kept and summed"
         moment = self._gateway.timer()
         for backend in self._gateway.fleet.backends.values():
             if not backend.fitness.fit(moment):
@@ -306,6 +319,11 @@ class Sidecar:
         )
         metrics.labelled_counter(
             "weir_ledger_rows", "Usage records by what became of them.", "result", self._shipper.results
+        )
+        metrics.counter(
+            "weir_refusals_unrecorded",
+            "Refusals that are in no row of the database, because too many rows waited for it.",
+            lambda: self._refusals.lost,
         )
         metrics.labelled_gauge(
             "weir_backend_up",

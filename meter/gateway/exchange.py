@@ -28,10 +28,12 @@ from meter.config import Config
 from meter.gateway import credentials, plan, relay, replies
 from meter.gateway.admission import Admission, Visit, Wanted, admit
 from meter.gateway.fleet import Fleet, Model, Target
+from meter.gateway.shadow import Shadows
 from meter.gateway.tokenizers import ExactPrompts
 from meter.ledger.journal import Journal, JournalError
 from meter.ledger.pricing import PriceBook, cost_nanousd
 from meter.ledger.record import Advanced, Ending, Opened, UsageRecord
+from meter.ledger.refusals import RefusalCounts
 from meter.telemetry import log
 from meter.telemetry.metrics import Metrics
 from quotas.store import Account, QuotaStore, StoreUnavailable
@@ -49,6 +51,8 @@ class Gateway:
     journal: Journal
     workers: Workers
     metrics: Metrics
+    refusals: RefusalCounts
+    shadows: Shadows
     exact: ExactPrompts
     now: Callable[[], datetime]
     timer: Callable[[], float] = time.monotonic
@@ -113,6 +117,11 @@ class Gateway:
         """The prompt's exact tokens, where the model's tokenizer is known and answers."""
         return await self.exact.count(wanted.model, wanted.call)
 
+    def refused(self, caller: Caller, rule: str, *, shadow: bool) -> None:
+        """Counts a refusal; `shadow`: one that would have been, by a limit that is only tried out."""
+        self.metrics.refusals.labels(rule, str(shadow).lower()).inc()
+        self.refusals.add(caller.key_id, rule, shadow=shadow)
+
     def account_now(self, caller: Caller) -> Account:
         """The caller's account with the limits in force now: an edit bites at a running stream's next slice."""
         current = self.callers.by_key(caller.key_id)
@@ -123,6 +132,7 @@ class Gateway:
     def settle_later(self, caller: Caller, lease: str, consumed: int) -> None:
         """Settles in the background; a store that is away is told when it is back."""
         self.settle_account_later(self.account_now(caller), lease, consumed)
+        self.shadows.settle(lease, consumed)
 
     def settle_account_later(self, account: Account, lease: str, consumed: int) -> None:
         task = asyncio.get_running_loop().create_task(self._settle(account, lease, consumed))
@@ -146,6 +156,7 @@ class Gateway:
     async def renew(self) -> None:
         """Keeps the leases of everything that runs here alive."""
         leases = [(self.account_now(e.admission.wanted.caller), e.lease) for e in self.running.values()]
+        leases += self.shadows.leases()
         if not leases:
             return
         with self.timed("renew"):
@@ -278,6 +289,7 @@ class Exchange:
         """Charges `used` tokens so far and asks to be covered up to `extend_to`: what is covered now."""
         gateway, caller = self.gateway, self.admission.wanted.caller
         self.note()
+        gateway.shadows.progress(self.lease, used, extend_to)
         try:
             with gateway.timed("progress"):
                 said = await gateway.store.progress(gateway.account_now(caller), self.lease, used, extend_to)
