@@ -1,7 +1,8 @@
 --[[ One admission: all limits of all scopes, all or none. Behind rule.lua, which says KEYS, ARGV and units.
 
 ARGV[1]  also: key (the key's name), ask = the fields of store.Ask, with each target's rate as its terms
-Reply    1. msgpack: now, and the fields of decision.Decision (`scope` is an index from 0)
+Reply    nothing where the slot has no mark, else
+         1. msgpack: now, and the fields of decision.Decision (`scope` is an index from 0)
          2. per scope: its books, msgpack
          3. after a refusal also, per scope: its hash :w as flat pairs, and the leases first to end as flat pairs
 ]]
@@ -103,6 +104,7 @@ local function first_to_end(scope)
   return found
 end
 
+if not mark then return false end
 local scopes, now = load_scopes()
 local ask = args.ask
 local known = live(scopes[1], ask.lease)

@@ -6,16 +6,20 @@ The same state lives in Redis, where `rule.lua` changes it in the same way. Mome
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from quotas import store
 from quotas.policy import MAX_TOKENS, Limit, Policy
-from quotas.store import Answer, Scope, Target, VerdictKind
+from quotas.store import Answer, Past, Scope, ScopeKind, Seed, Target, VerdictKind
 from quotas.windows import NEVER, SECOND, Debt, Window
 
 REMEMBER = 600 * SECOND
 """How long an expired lease may still be settled with what was really used."""
+
+MARK = 3_600 * SECOND
+"""How long a slot's mark outlives the longest window, untouched."""
 
 
 # ---- what a policy means, in microseconds -----------------------------------------------------------------------------
@@ -219,7 +223,7 @@ class State:
         self._release(lease, lease.rate_hold, lease.cap_hold)
         self.running -= 1
 
-    def seed(self, window: store.Window, now: int) -> None:
+    def resume(self, window: store.Window, now: int) -> None:
         """Charges what is gone of a window that another store showed; a burst that could not be had is taken as opened."""
         meter, gone = self.primary, window.limit - window.remaining
         if window.name == "hour" and self.cap is not None:
@@ -284,6 +288,40 @@ def _laid_out(window: Window | None, span: Span | None, now: int) -> Window | No
         window.resize(span.span, span.slot, now)
     window.slide(now)
     return window
+
+
+# ---- what is on record ------------------------------------------------------------------------------------------------
+
+
+def seeded(seed: Seed, now: int) -> Iterator[tuple[Scope, State]]:
+    """The books of each scope as they would stand had its past been charged here."""
+    charges: dict[tuple[ScopeKind, str], list[Past]] = {(scope.kind, scope.name): [] for scope in seed.scopes}
+    for past in seed.past:
+        charges.get((past.kind, past.name), []).append(past)
+    for scope in seed.scopes:
+        owner = (scope.kind, scope.name)
+        state = _recalled(terms(scope.policy), charges[owner], now)
+        if owner in seed.opened:
+            state.primary.opened = min(now, round(seed.opened[owner] * SECOND))
+        yield scope, state
+
+
+def _recalled(terms: Terms, charges: Iterable[Past], now: int) -> State:
+    state = State()
+    for past in charges:
+        at = min(now, round(past.at * SECOND))
+        state.tick(terms, at)
+        if state.cap is not None:
+            state.cap.add(at, past.tokens)
+        if past.primary:
+            state.primary.charge(at, past.tokens)
+    state.tick(terms, now)
+    return state
+
+
+def longest(terms: Terms) -> int:
+    """The longest of a scope's windows; 0 if it has none."""
+    return max((span.span for span in (terms.rate, terms.repay, terms.cap) if span is not None), default=0)
 
 
 # ---- one scope of an account ------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from quotas import windows
 from quotas.books import REMEMBER
 from quotas.memory import MemoryStore
 from quotas.policy import UNLIMITED, Limit, Policy
-from quotas.store import Account, Ask, Progress, QuotaStore, StoreUnavailable, Verdict, View, Window
+from quotas.store import Account, Ask, Progress, QuotaStore, Seed, StoreUnavailable, Unseeded, Verdict, View, Window
 from quotas.windows import SECOND
 
 FAILURES = 3
@@ -100,6 +100,7 @@ class GuardedStore:
 
     `local_share` is this sidecar's part of what was left, 0 to 1; "auto" is 1 / `sidecars()`. `clock` gives seconds.
     `on_change` is told False when the store is lost, True when it is back. `settle` never raises: it is remembered.
+    `refill` says what is on record of an account whose slot the store does not know; without it, such a slot starts empty.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class GuardedStore:
         clock: Callable[[], float],
         on_change: Callable[[bool], None] = lambda up: None,
         sidecars: Callable[[], int] = lambda: 1,
+        refill: Callable[[Account], Awaitable[Seed]] | None = None,
     ) -> None:
         self.up = True
         self.unguarded = 0
@@ -122,6 +124,7 @@ class GuardedStore:
         self._clock = clock
         self._on_change = on_change
         self._sidecars = sidecars
+        self._refill = refill
         self._failures = 0
         self._mender: asyncio.Task[None] | None = None
         self._leases: dict[str, _Lease] = {}
@@ -141,7 +144,7 @@ class GuardedStore:
     async def admit(self, account: Account, ask: Ask) -> Verdict:
         if self.up:
             try:
-                verdict = await self._inner.admit(account, ask)
+                verdict = await self._ask(account, ask)
             except StoreUnavailable:
                 self._owe(account, ask.lease, 0)
                 self._failed()
@@ -206,6 +209,12 @@ class GuardedStore:
         self._saw(account, view.windows)
         return view
 
+    async def seed(self, slot: str, seed: Seed) -> bool:
+        return await self._inner.seed(slot, seed)
+
+    async def forget(self, slot: str) -> None:
+        await self._inner.forget(slot)
+
     async def ping(self) -> float:
         return await self._inner.ping()
 
@@ -214,6 +223,17 @@ class GuardedStore:
             self._mender.cancel()
             await asyncio.gather(self._mender, return_exceptions=True)
         await self._inner.close()
+
+    async def _ask(self, account: Account, ask: Ask) -> Verdict:
+        """Admits at the store; a slot that it does not know is seeded first."""
+        try:
+            return await self._inner.admit(account, ask)
+        except Unseeded:
+            await self._inner.seed(account.slot, await self._refill(account) if self._refill else Seed())
+        try:
+            return await self._inner.admit(account, ask)
+        except Unseeded as lost:
+            raise StoreUnavailable("the quota store lost what it was just told") from lost
 
     # ---- while it is away --------------------------------------------------------------------------------------------
 
@@ -274,7 +294,7 @@ class GuardedStore:
             moment, shown = self._seen.get(owner, (0.0, ()))
             age = self._clock() - moment
             lasting = (w for w in shown if w.name == "burst" or max(w.reset_seconds, self._lease_seconds) > age)
-            self._local.seed(stand_in, (_scaled(window, self._share()) for window in lasting))
+            self._local.resume(stand_in, (_scaled(window, self._share()) for window in lasting))
         return stand_in
 
     def _share(self) -> float:
@@ -397,7 +417,7 @@ class GuardedStore:
         hold = max(0, known.covered - known.base)
         try:
             ask = Ask(lease, hold, hold, hold, 0, primary=known.primary, forced=True)
-            await self._inner.admit(known.account, ask)
+            await self._ask(known.account, ask)
             await self._inner.progress(known.account, lease, max(0, known.consumed - known.base))
         except StoreUnavailable:
             known.at_inner = False
@@ -410,7 +430,7 @@ class GuardedStore:
     async def _book(self, booking: _Booking) -> None:
         """Charges what ended here: a lease that is admitted by force and settled at once."""
         ask = Ask(booking.lease, 0, 0, 0, 0, primary=booking.primary, forced=True)
-        await self._inner.admit(booking.account, ask)
+        await self._ask(booking.account, ask)
         await self._inner.settle(booking.account, booking.lease, booking.tokens)
         self._bookings.remove(booking)
 

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 from quotas import decision
-from quotas.books import Book, State
-from quotas.store import Account, Ask, Progress, Verdict, View, Window
+from quotas.books import MARK, Book, State, longest, seeded
+from quotas.store import Account, Ask, Progress, ScopeKind, Seed, Unseeded, Verdict, View, Window
 from quotas.windows import SECOND
 
-Owner = tuple[str, str, str]
-"""A scope: its account's slot, its kind, its name."""
+Owner = tuple[ScopeKind, str]
+"""A scope within its slot: its kind, its name."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A marked slot and its scopes' books. `until` is when the mark is due to go, if nothing is asked any more."""
+
+    until: int
+    states: dict[Owner, State] = field(default_factory=dict)
 
 
 class MemoryStore:
@@ -22,22 +32,31 @@ class MemoryStore:
     moment seen is reached again. What no longer matters to any answer is forgotten.
     """
 
+    sidecars = 1
+
     def __init__(self, clock: Callable[[], float], lease_seconds: float = 30.0) -> None:
         self._clock = clock
         self._lease_span = round(lease_seconds * SECOND)
-        self._states: dict[Owner, State] = {}
-        self._stale: list[tuple[int, Owner]] = []  # one entry a state, never later than the moment to forget it
+        self._slots: dict[str, _Slot] = {}
+        self._serial = itertools.count()
+        # one entry a scope and one a slot (without an owner), never later than the moment to forget it
+        self._stale: list[tuple[int, int, str, _Slot, Owner | None]] = []
 
     def __repr__(self) -> str:
-        return f"<MemoryStore {len(self._states)} scopes, {sum(s.running for s in self._states.values())} leases>"
+        states = [state for slot in self._slots.values() for state in slot.states.values()]
+        return f"<MemoryStore {len(states)} scopes, {sum(state.running for state in states)} leases>"
 
     async def admit(self, account: Account, ask: Ask) -> Verdict:
         books, now = self._open(account)
+        if not books:
+            raise Unseeded(f"nothing is known of {account.slot}; seed it from what is on record")
         decided = decision.admit(books, ask, now, self._lease_span)
         return decision.verdict(books, ask, decided, now, random.random())  # noqa: S311  spreads guesses, hides nothing
 
     async def progress(self, account: Account, lease: str, consumed: int, extend_to: int | None = None) -> Progress:
         books, now = self._open(account)
+        if not books:
+            return Progress(expired=True, extended=False, covered=0, left=0)
         return decision.progress(books, lease, consumed, extend_to, now, self._lease_span)
 
     async def settle(self, account: Account, lease: str, consumed: int) -> None:
@@ -51,7 +70,21 @@ class MemoryStore:
 
     async def peek(self, account: Account) -> View:
         books, now = self._open(account)
-        return decision.view(books, now)
+        if books:
+            return decision.view(books, now)
+        empty = [Book(scope, State()) for scope in account.scopes]
+        return replace(decision.view(empty, decision.bring_to(empty, now)), seeded=False)
+
+    async def seed(self, slot: str, seed: Seed) -> bool:
+        if slot in self._slots:
+            return False
+        marked, now = self._mark(slot), self._now()
+        for scope, state in seeded(seed, now):
+            self._put(slot, marked, (scope.kind, scope.name), state)
+        return True
+
+    async def forget(self, slot: str) -> None:
+        self._slots.pop(slot, None)
 
     async def ping(self) -> float:
         return self._clock()
@@ -59,32 +92,57 @@ class MemoryStore:
     async def close(self) -> None:
         """Nothing to let go of."""
 
-    def seed(self, account: Account, windows: Iterable[Window]) -> None:
+    def resume(self, account: Account, windows: Iterable[Window]) -> None:
         """Starts the account from windows as another store showed them: what did not remain is charged at this moment."""
+        if account.slot not in self._slots:
+            self._mark(account.slot)
         books, now = self._open(account)
         for window in windows:
             for book in books:
                 if book.scope.kind == window.scope:
-                    book.state.seed(window, now)
+                    book.state.resume(window, now)
+
+    def _now(self) -> int:
+        return round(self._clock() * SECOND)
 
     def _open(self, account: Account) -> tuple[list[Book], int]:
-        now = round(self._clock() * SECOND)
+        """The account's books, brought to now; none where its slot carries no mark."""
+        now = self._now()
         self._forget(now)
-        books = [Book(scope, self._state((account.slot, scope.kind, scope.name), now)) for scope in account.scopes]
-        return books, decision.bring_to(books, now)
+        slot = self._slots.get(account.slot)
+        if slot is None:
+            return [], now
+        books = [
+            Book(scope, self._state(account.slot, slot, (scope.kind, scope.name), now)) for scope in account.scopes
+        ]
+        now = decision.bring_to(books, now)
+        slot.until = max(slot.until, now + MARK + max(longest(book.terms) for book in books))
+        return books, now
 
-    def _state(self, owner: Owner, now: int) -> State:
-        state = self._states.get(owner)
-        if state is None:
-            state = self._states[owner] = State(seen=now)
-            heapq.heappush(self._stale, (now, owner))
+    def _state(self, name: str, slot: _Slot, owner: Owner, now: int) -> State:
+        state = slot.states.get(owner)
+        return state if state is not None else self._put(name, slot, owner, State(seen=now))
+
+    def _put(self, name: str, slot: _Slot, owner: Owner, state: State) -> State:
+        slot.states[owner] = state
+        heapq.heappush(self._stale, (state.seen, next(self._serial), name, slot, owner))
         return state
+
+    def _mark(self, name: str) -> _Slot:
+        slot = self._slots[name] = _Slot(until=self._now() + MARK)
+        heapq.heappush(self._stale, (slot.until, next(self._serial), name, slot, None))
+        return slot
 
     def _forget(self, now: int) -> None:
         while self._stale and self._stale[0][0] < now:
-            _, owner = heapq.heappop(self._stale)
-            until = self._states[owner].keep_until(self._lease_span)
-            if until < now:
-                del self._states[owner]
+            _, _, name, slot, owner = heapq.heappop(self._stale)
+            if self._slots.get(name) is not slot:
+                continue
+            until = slot.until if owner is None else slot.states[owner].keep_until(self._lease_span)
+            slot.until = max(slot.until, until)
+            if until >= now:
+                heapq.heappush(self._stale, (until, next(self._serial), name, slot, owner))
+            elif owner is None:
+                del self._slots[name]
             else:
-                heapq.heappush(self._stale, (until, owner))
+                del slot.states[owner]

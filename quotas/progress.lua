@@ -4,6 +4,7 @@ ARGV[1]  also: name (the lease), consumed (tokens in all), extend_to (tokens in 
 Reply    {expired 0|1, extended 0|1, covered, left}, see store.Progress
 ]]
 
+if not mark then return { 1, 0, '0', '0' } end
 local scopes, now = load_scopes()
 local lease = live(scopes[1], args.name)
 if not lease then

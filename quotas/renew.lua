@@ -4,6 +4,7 @@ ARGV[1]  also: names (the leases)
 Reply    how many were renewed
 ]]
 
+if not mark then return 0 end
 local renewed = 0
 local scopes, now = load_scopes()
 for index, scope in ipairs(scopes) do

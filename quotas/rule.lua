@@ -2,9 +2,10 @@
 
 Loaded in front of each of admit.lua, progress.lua, settle.lua and renew.lua.
 
-KEYS     three a scope, the key's scope first, all in one hash slot:
-           <scope>:w  hash: "s" the scope's books (msgpack, the fields of books.State), and the windows' slots in chunks of
-                      sixteen: "<window>:<slot number // 16>" -> msgpack array of tokens
+KEYS     the slot's mark, then three a scope, the key's scope first, all in one hash slot:
+           <slot>:mark  string: the mark. Books of another mark, or of none, are void
+           <scope>:w  hash: "g" the mark they belong to, "s" the scope's books (msgpack, the fields of books.State), and the
+                      windows' slots in chunks of sixteen: "<window>:<slot number // 16>" -> msgpack array of tokens
            <scope>:l  hash: lease -> msgpack, the fields of books.Lease
            <scope>:d  sorted set: lease -> when something is to be done with it: it expires, or is to be forgotten
 ARGV[1]  msgpack map: lease = a lease's span, scopes = the terms of each scope (the fields of books.Terms, absent limits
@@ -16,6 +17,7 @@ Expiry   every key written gets one: when nothing in it can matter any more. It 
 
 local CHUNK = 16
 local REMEMBER = 600e6
+local MARK = 3600e6
 local HAIR = 1000
 local NEVER = 2 ^ 52
 local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
@@ -255,11 +257,19 @@ end
 
 -- ---- scopes ---------------------------------------------------------------------------------------------------------
 
+local mark = redis.call('GET', KEYS[1])
+
 local function load_scope(index)
-  local scope = { w = KEYS[3 * index - 2], l = KEYS[3 * index - 1], d = KEYS[3 * index], terms = args.scopes[index] }
-  local packed = redis.call('HGET', scope.w, 's')
-  scope.books = packed and cmsgpack.unpack(packed)
-    or { seen = 0, cap_held = 0, running = 0, primary = fresh_meter() }
+  local scope = { w = KEYS[3 * index - 1], l = KEYS[3 * index], d = KEYS[3 * index + 1], terms = args.scopes[index] }
+  local found = redis.call('HMGET', scope.w, 'g', 's')
+  if found[1] == mark then
+    scope.books = cmsgpack.unpack(found[2])
+  else
+    redis.call('DEL', scope.w, scope.l, scope.d)
+    redis.call('HSET', scope.w, 'g', mark)
+    scope.books = { seen = 0, cap_held = 0, running = 0, primary = fresh_meter() }
+    scope.changed = true
+  end
   scope.books.targets = scope.books.targets or {}
   return scope
 end
@@ -272,7 +282,7 @@ local function tick(scope, now)
   run_due(scope, now)
 end
 
--- Every scope, brought to the same moment, which is never before one that was seen.
+-- Every scope, brought to the same moment, which is never before one that was seen. Only where the slot has its mark.
 local function load_scopes()
   local now = args.now
   if not now then
@@ -326,9 +336,19 @@ local function keep_ms(books, now)
   return ceil((min(NEVER, max(args.lease + longest, debts)) + 1e6) / 1000)
 end
 
+-- The mark outlives the longest window by an hour, and the books.
+local function mark_ms(terms)
+  local longest = 0
+  for _, name in ipairs({ 'rate', 'repay', 'cap' }) do
+    longest = terms[name] and max(longest, terms[name].span) or longest
+  end
+  return ceil((longest + MARK) / 1000)
+end
+
 -- Writes what changed; returns the books, packed.
 local function save(scope, now)
-  local keep = text(keep_ms(scope.books, now))
+  local keep_ms = keep_ms(scope.books, now)
+  local keep = text(keep_ms)
   if not next(scope.books.targets) then scope.books.targets = nil end -- msgpack would make an empty map an array
   local packed = cmsgpack.pack(scope.books)
   if not scope.changed then return packed end
@@ -336,5 +356,6 @@ local function save(scope, now)
   redis.call('PEXPIRE', scope.w, keep)
   redis.call('PEXPIRE', scope.l, keep)
   redis.call('PEXPIRE', scope.d, keep)
+  redis.call('PEXPIRE', KEYS[1], text(max(keep_ms, mark_ms(scope.terms))), 'GT')
   return packed
 end

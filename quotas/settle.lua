@@ -19,6 +19,7 @@ local function close(scope, lease, now)
   scope.books.running = scope.books.running - 1
 end
 
+if not mark then return 0 end
 local known = 0
 local scopes, now = load_scopes()
 for _, scope in ipairs(scopes) do

@@ -6,6 +6,7 @@ the same answers, and one contract suite says so. Amounts are tokens, times are 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -22,6 +23,14 @@ WindowName = Literal["minute", "burst", "hour"]
 
 class StoreUnavailable(Exception):
     """The store did not answer in time, or not usably. Nothing is known about whether the call took effect."""
+
+
+class Unseeded(Exception):
+    """The account's slot carries no mark: the store is new, or came back empty. Nothing is known about what was used.
+
+    Whoever is told so sums what is on record, says `seed`, and asks again, whether its seed was taken or another was
+    faster.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,19 +165,57 @@ class LeaseView:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An account as it stands: its windows (absent limits are left out) and its running leases."""
+    """An account as it stands: its windows (absent limits are left out) and its running leases.
+
+    `seeded` False: its slot carries no mark, so the windows are shown empty because nothing is known of them.
+    """
 
     now: float
     windows: tuple[Window, ...]
     leases: tuple[LeaseView, ...] = field(default=())
+    seeded: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Tokens that one scope used, summed over as short a span as its windows' slots, or shorter.
+
+    `at`, in seconds of the store's time, is the latest moment that any of them can have had (one in the future counts as
+    now). `primary`: they count in the rate, the repay span and the debt too; else in the cap alone.
+    """
+
+    kind: ScopeKind
+    name: str
+    at: float
+    tokens: int
+    primary: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """What is on record about one slot: the books that an empty store starts from.
+
+    `scopes`: whose books to start, with the policies in force; a scope that is left out starts unused, and `past` of one
+    that is not among them is not counted. `past` is in order of time, the newest last. `opened`: when, in seconds of the
+    store's time, a scope's last burst was opened.
+    """
+
+    scopes: tuple[Scope, ...] = ()
+    past: tuple[Past, ...] = ()
+    opened: Mapping[tuple[ScopeKind, str], float] = field(default_factory=dict)
 
 
 class QuotaStore(Protocol):
     """Every call may raise StoreUnavailable. A call said again changes nothing (admit by lease name, progress and
-    settle by their cumulative figures), so an unclear answer may always be asked for once more."""
+    settle by their cumulative figures), so an unclear answer may always be asked for once more.
+
+    A slot's books count only under its mark, which `seed` sets. The mark outlives the longest window by an hour, and all
+    of the slot's books; every call that finds it keeps it alive. Where it is missing, `admit` raises Unseeded (forced
+    asks too), every lease is unknown, and `peek` shows nothing.
+    """
 
     async def admit(self, account: Account, ask: Ask) -> Verdict:
-        """Books a lease if every limit of every scope allows; else says which one does not."""
+        """Books a lease if every limit of every scope allows; else says which one does not. May raise Unseeded."""
 
     async def progress(self, account: Account, lease: str, consumed: int, extend_to: int | None = None) -> Progress:
         """Charges what was consumed so far in all, renews the lease; `extend_to`: tokens in all it wants covered.
@@ -184,6 +231,12 @@ class QuotaStore(Protocol):
 
     async def peek(self, account: Account) -> View:
         """The windows and leases as they stand, changing nothing."""
+
+    async def seed(self, slot: str, seed: Seed) -> bool:
+        """Starts the books of a slot without a mark and sets the mark, in one step; False if the slot has a mark."""
+
+    async def forget(self, slot: str) -> None:
+        """Takes the slot's mark away, and with it all of its books and leases."""
 
     async def ping(self) -> float:
         """The store's time; reaches it."""

@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from quotas.memory import MemoryStore
-from quotas.redis import RedisStore
 from quotas.store import QuotaStore
 from tests.quotas.histories import Clock
+from tests.quotas.stores import EmptyMemory, EmptyRedis
 from tests.services.redis import RedisServer
 
 
@@ -28,8 +27,8 @@ def broken_server() -> Iterator[RedisServer]:
 @pytest.fixture(params=["memory", "redis"])
 async def store(request: pytest.FixtureRequest, clock: Clock, redis_server: RedisServer) -> AsyncIterator[QuotaStore]:
     openers: dict[str, Callable[[], QuotaStore]] = {
-        "memory": lambda: MemoryStore(clock),
-        "redis": lambda: RedisStore(redis_server.url, timeout=5, clock=clock),
+        "memory": lambda: EmptyMemory(clock),
+        "redis": lambda: EmptyRedis(redis_server.url, timeout=5, clock=clock),
     }
     opened = openers[request.param]()
     yield opened

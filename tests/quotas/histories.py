@@ -467,4 +467,5 @@ def comparable(verdict: Verdict) -> Verdict:
 
 
 def shown(view: View) -> View:
-    return replace(view, leases=tuple(sorted(view.leases, key=lambda lease: lease.lease)))
+    """Leases in order; whether the slot is still marked after a long silence goes by Redis' own clock."""
+    return replace(view, seeded=True, leases=tuple(sorted(view.leases, key=lambda lease: lease.lease)))

