@@ -1,6 +1,7 @@
 """Limits that are only tried out: asked about each request and counted, never enforced.
 
-A tier's `shadow` limits have books of their own beside those of their key. As soon as the real verdict is there they are
+A tier's `shadow` limits have books of their own, in a slot of the store of their own: whatever happens to these never
+touches those of the real limits. As soon as the real verdict is there they are
 asked the same question in the background: nobody waits for the answer, and nobody hears of it but the counts. What fits
 is held and charged in these books as in the real ones; what went to the cheaper backend, or would have gone there, counts
 in their cap alone; what the shadow would have refused, or the real limits did refuse, leaves nothing in them.
@@ -24,19 +25,21 @@ from quotas.store import Account, Ask, QuotaStore, Scope, StoreUnavailable, Targ
 if TYPE_CHECKING:
     from meter.gateway.exchange import Gateway
 
-OWN = "~shadow"
-"""What the names of these books and leases end with; a key's id has letters and digits only."""
-
-CHEAPER = (Target(OWN),)
+CHEAPER = (Target("shadow"),)
 """Stands for whatever cheaper backend the request may take: it counts in the cap alone."""
 
 
 def account_of(caller: Caller) -> Account | None:
-    """The books of a caller's shadow limits, in the hash slot of its own; None where nothing is tried out."""
+    """The books of a caller's shadow limits; None where nothing is tried out."""
     terms = caller.tier.shadow
     if terms is None or (terms.rate is None and terms.cap is None):
         return None
-    return Account(caller.account.slot, (Scope("key", caller.key_id + OWN, terms.policy),))
+    return Account(f"shadow:{caller.key_id}", (Scope("key", caller.key_id, terms.policy),))
+
+
+def _beside(lease: str) -> str:
+    """The name of the lease in the shadow's books: who looks after all leases must tell the two apart."""
+    return f"{lease}~shadow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class Shadows:
             return
         booked = self._later(self._asked(gateway, admission, account, primary=primary))
         if admission.verdict.admitted:
-            self._running[lease] = _Beside(caller.key_id, account, lease + OWN, booked)
+            self._running[lease] = _Beside(caller.key_id, account, _beside(lease), booked)
 
     def progress(self, lease: str, used: int, extend_to: int) -> None:
         """What a running stream used and wants: the shadow's books follow, and never end it."""
@@ -107,7 +110,7 @@ class Shadows:
             gateway.refused(admission.wanted.caller, rule, shadow=True)
         if not verdict.admitted:
             return False
-        lease, real = str(admission.lease) + OWN, admission.verdict
+        lease, real = _beside(str(admission.lease)), admission.verdict
         if not real.admitted:
             await self._store.settle(account, lease, 0)
         elif real.kind == "overflow" and verdict.kind != "overflow":  # it runs on the cheaper backend all the same
@@ -140,14 +143,13 @@ class Shadows:
     def _account_now(self, beside: _Beside) -> Account:
         """With the limits as they stand now; once there are none any more, with those it was admitted by."""
         caller = self._callers.by_key(beside.key_id)
-        account = None if caller is None else account_of(caller)
-        return account if account is not None and account.slot == beside.account.slot else beside.account
+        return (caller and account_of(caller)) or beside.account
 
 
 def _question(admission: Admission, plan: Plan, *, primary: bool) -> Ask:
     tier = admission.wanted.caller.tier
     may_overflow = not primary or bool(admission.wanted.overflow(tier.on_overage))
-    return plan.ask(str(admission.lease) + OWN, tier, CHEAPER if may_overflow else (), primary=primary)
+    return plan.ask(_beside(str(admission.lease)), tier, CHEAPER if may_overflow else (), primary=primary)
 
 
 def _rule(verdict: Verdict) -> Literal["rate", "cap"] | None:

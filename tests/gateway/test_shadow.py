@@ -13,6 +13,8 @@ from redis.asyncio import Redis
 from sqlalchemy import select
 
 from engine_adapter.simulator import parse_fault
+from meter.app import now
+from meter.callers.registry import Registry
 from meter.gateway.shadow import account_of
 from meter.ledger.schema import refusal_minute
 from quotas.store import View
@@ -143,6 +145,19 @@ async def test_a_running_stream_is_charged_in_the_shadow_as_it_goes_and_never_en
     assert await refusals(house) == {("cap", True): 1}
 
 
+async def test_a_long_streams_lease_in_the_shadow_is_renewed(tmp_path: Path) -> None:
+    tier = {**UNLIMITED, "shadow": {"cap": tokens(5_000)}}
+    async with House(tmp_path, tier=tier, quota_store={"lease_seconds": 1}) as house:
+        house.large.tokens_per_second = 50
+        stream = asyncio.create_task(house.post({**HELLO, "max_tokens": 120, "stream": True}))
+        await until(lambda: shadow_books(house), lambda view: bool(view.leases))
+        view = await until(
+            lambda: shadow_books(house), lambda view: not view.leases or view.leases[0].age_seconds > 1.5
+        )
+        assert view.leases
+        assert (await stream).status == 200
+
+
 async def test_what_did_not_run_is_judged_and_leaves_nothing_in_the_shadows_books(tmp_path: Path) -> None:
     shadow = {"cap": tokens(100)}
     async with House(tmp_path, tier={**UNLIMITED, "cap": tokens(0), "shadow": shadow}) as house:
@@ -211,9 +226,6 @@ async def test_a_refusal_hangs_on_the_prompts_exact_size_where_it_is_known(tmp_p
 
 async def test_an_edit_of_the_shadow_is_in_force_for_running_streams_too(tmp_path: Path) -> None:
     """The tier's shadow gets a window of other seconds while a stream runs: its end is booked by the new terms."""
-    from meter.app import now
-    from meter.callers.registry import Registry
-
     async with House(tmp_path, tier={**UNLIMITED, "shadow": {"cap": tokens(5_000)}}) as house:
         house.large.tokens_per_second = 100
         stream = asyncio.create_task(house.post({**HELLO, "max_tokens": 100, "stream": True}))
@@ -229,27 +241,25 @@ async def test_an_edit_of_the_shadow_is_in_force_for_running_streams_too(tmp_pat
 
 async def test_shadows_that_cannot_be_asked_disturb_nobody(tmp_path: Path, redis_server: RedisServer) -> None:
     """The shadow's keys in Redis are made unreadable; the real ones go on."""
-    store = {"url": redis_server.url, "timeout_ms": 2_000, "on_down": "deny"}
+    store: Limits = {"url": redis_server.url, "timeout_ms": 2_000, "on_down": "deny"}
     shadow = {"rate": tokens(100, 60), "cap": tokens(5_000)}
     async with (
         House(tmp_path, tier={"shadow": shadow}, quota_store=store) as house,
         Redis.from_url(store["url"]) as redis,
     ):
         assert [(await house.post(ASKED)).status for _ in range(2)] == [200, 200]
-        await until(lambda: _async(refusals_in_metrics(house)), lambda seen: seen["rate", True] == 1)
-        names = [name async for name in redis.scan_iter(f"*{house.key_id}~shadow*")]
+        await until(lambda: shadow_books(house), lambda view: not view.leases)
+        names = [name async for name in redis.scan_iter(f"*shadow*{house.key_id}*")]
         assert names
         for name in names:
-            await redis.delete(name)
-            await redis.set(name, "no hash")
+            if await redis.type(name) == b"hash":
+                await redis.set(name, "no hash")
         for stream in (False, True, False, True):
             assert (await house.post({**ASKED, "stream": stream})).status == 200
         rows = await house.rows(6)
         spent = sum(row.prompt_tokens + row.completion_tokens for row in rows)
         assert (await house.windows())["hour"]["used"] == spent
         assert json.loads((await house.get("/v1/quota")).body)["leases"] == []
-        for name in names:
-            await redis.delete(name)
     assert await refusals(house) == {("rate", True): 1}
 
 
@@ -266,7 +276,3 @@ async def test_with_redis_the_shadows_books_are_the_same(tmp_path: Path, redis_s
         figures = {window.name: window.used for window in view.windows}
         assert figures == {"minute": sizes[0], "hour": sum(sizes)}
     assert await refusals(house) == {}
-
-
-async def _async(value: Counter[tuple[str, bool]]) -> Counter[tuple[str, bool]]:
-    return value
