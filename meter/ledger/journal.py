@@ -43,6 +43,8 @@ from meter.ledger.segment import (
 )
 
 SEGMENT_BYTES = 16 * 1024 * 1024
+NOTE = "untold"
+"""In a process's directory: its note for its successor."""
 ROOM_PER_EXCHANGE = 4 * 1024
 """Kept free for every open exchange, so that its end can always be written; a record takes about 700 bytes."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -75,6 +77,14 @@ class Adopted(NamedTuple):
 
     records: int
     unfinished: list[Opened]
+
+
+class Left(NamedTuple):
+    """What ended processes may have left untold elsewhere: exchanges that they finished a short while ago, and the notes
+    that they left (`leave`)."""
+
+    ended: list[UsageRecord]
+    notes: list[bytes]
 
 
 class Batch(NamedTuple):
@@ -116,6 +126,7 @@ class Journal:
 
     `fsync_seconds`: how often written entries are flushed to the disk, by a thread; 0: each one, before its call
     returns. `max_bytes`: what this process may keep there, adopted segments included. `clock`: seconds since 1970.
+    `lately`: so many seconds what an adopted process finished is told once more (`left`).
     """
 
     def __init__(
@@ -126,6 +137,7 @@ class Journal:
         max_bytes: int,
         segment_bytes: int = SEGMENT_BYTES,
         clock: Callable[[], float] = time.time,
+        lately: float = 0.0,
     ) -> None:
         self.directory = directory
         self.bytes = 0
@@ -138,6 +150,8 @@ class Journal:
         self._max_bytes = max_bytes
         self._segment_bytes = min(segment_bytes, max_bytes // 4)
         self._clock = clock
+        self._lately = lately
+        self._left = Left([], [])
         self._encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
         self._opened = msgspec.msgpack.Decoder(Opened)
         self._advanced = msgspec.msgpack.Decoder(Advanced)
@@ -288,6 +302,28 @@ class Journal:
                 self._drop_shipped(each)
             self._homes.rotate(-1)
 
+    def waiting(self, since: float) -> list[UsageRecord]:
+        """What is finished, not known to be in the database, and ended after `since` (seconds since 1970).
+
+        A record that the database takes at this moment may be among it.
+        """
+        with self._guard:
+            chosen = [(segment, segment.position, segment.size) for _, segment in self._unshipped()]
+        return [record for each in chosen for record in self._finished_in(*each) if _ended(record) > since]
+
+    def running(self) -> list[UsageRecord]:
+        """How everything that has begun and not ended would be booked if it ended now."""
+        with self._guard:
+            return [known.as_crashed().record for known in self._open.values()]
+
+    def _finished_in(self, segment: Segment, start: int, end: int) -> Iterator[UsageRecord]:
+        """What can be read of it; a segment that is gone meanwhile is in the database."""
+        with suppress(OSError):
+            for item in segment.read(start, end):
+                if isinstance(item, Frame) and item.kind == Kind.FINISHED:
+                    with suppress(msgspec.DecodeError, ValueError):
+                        yield self._finished.decode(item.payload)
+
     def _unshipped(self) -> Iterator[tuple[Home, Segment]]:
         for home in self._homes:
             for segment in home.segments:
@@ -333,6 +369,22 @@ class Journal:
 
     # adoption
 
+    def leave(self, note: bytes) -> None:
+        """Leaves a note for whoever adopts this process's directory, in place of the one before; empty: none. OSError."""
+        path = self._home.path / NOTE
+        if not note:
+            path.unlink(missing_ok=True)
+            return
+        draft = path.with_suffix(".draft")
+        draft.write_bytes(note)
+        draft.replace(path)
+
+    def left(self) -> Left:
+        """What was found of that kind since this was asked last."""
+        with self._guard:
+            left, self._left = self._left, Left([], [])
+        return left
+
     def adopt(self) -> Adopted:
         """Takes over the directories of processes that are gone. At start, before serving, and from time to time."""
         records, unfinished = 0, []
@@ -358,6 +410,7 @@ class Journal:
     def _scan(self, home: Home) -> dict[UUID, _Open]:
         """Reads all of a directory: which segments there are, what is to be shipped, what is still open."""
         (home.path / "spare").unlink(missing_ok=True)
+        self._take_note(home)
         found: dict[UUID, _Open] = {}
         for path in sorted(home.path.glob("*.journal")):
             try:
@@ -383,11 +436,25 @@ class Journal:
                 self._note_open(home, segment, item, found)
         if position not in ends:  # the header was hit: everything is sent again
             segment.position = position = HEADER_BYTES
+        self._note_ended(home, segment, finished)
         waiting = [item for item in finished if item.end > position]
         segment.pending = len(waiting)
         if waiting and home.oldest_at is None:
             oldest = self._decoded(self._finished, home, segment, waiting[0])
             home.oldest_at = _ended(oldest) if oldest is not None else self._clock()
+
+    def _take_note(self, home: Home) -> None:
+        path = home.path / NOTE
+        with suppress(FileNotFoundError):
+            self._left.notes.append(path.read_bytes())
+            path.unlink()
+
+    def _note_ended(self, home: Home, segment: Segment, finished: list[Frame]) -> None:
+        """Keeps what was finished lately, be it in the database or not."""
+        since = self._clock() - self._lately
+        if segment.path.stat().st_mtime > since:
+            records = (self._decoded(self._finished, home, segment, item) for item in finished)
+            self._left.ended.extend(record for record in records if record is not None and _ended(record) > since)
 
     def _note_open(self, home: Home, segment: Segment, item: Frame, found: dict[UUID, _Open]) -> None:
         exchange_id = UUID(bytes=item.exchange_id)
