@@ -211,17 +211,18 @@ class State:
             meter.charge(now, more)
         self._release(lease, min(more, lease.rate_hold), min(more, lease.cap_hold))
 
-    def close(self, name: str, now: int, consumed: int) -> None:
-        """The end of a lease, running or expired; an unknown one is passed over."""
+    def close(self, name: str, now: int, consumed: int) -> bool:
+        """The end of a lease, running or expired; an unknown one is passed over, and False."""
         lease = self.leases.pop(name, None)
         if lease is None:
-            return
+            return False
         if lease.booked is not None:
             self._correct(now, lease, lease.booked, consumed)
-            return
+            return True
         self.charge(now, lease, consumed)
         self._release(lease, lease.rate_hold, lease.cap_hold)
         self.running -= 1
+        return True
 
     def resume(self, window: store.Window, now: int) -> None:
         """Charges what is gone of a window that another store showed; a burst that could not be had is taken as opened."""

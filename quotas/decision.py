@@ -132,9 +132,10 @@ def progress(books: Sequence[Book], name: str, consumed: int, extend_to: int | N
     return Progress(expired=False, extended=extended, covered=lease.consumed + lease.cap_hold, left=max(0, left))
 
 
-def settle(books: Sequence[Book], name: str, consumed: int, now: int) -> None:
-    for book in books:
-        book.state.close(name, now, consumed)
+def settle(books: Sequence[Book], name: str, consumed: int, now: int) -> bool:
+    """Whether any scope knew the lease."""
+    known = [book.state.close(name, now, consumed) for book in books]
+    return any(known)
 
 
 def renew(books: Sequence[Book], names: Iterable[str], now: int, lease_span: int) -> None:

@@ -173,23 +173,24 @@ class GuardedStore:
             raise self._away()
         return await self._progress_here(account, lease, known, consumed, extend_to)
 
-    async def settle(self, account: Account, lease: str, consumed: int) -> None:
+    async def settle(self, account: Account, lease: str, consumed: int) -> bool:
         known = self._leases.pop(lease, None)
         if known is not None and known.local_base is not None:
             await self._local.settle(self._stand_in(account), lease, max(0, consumed - known.local_base))
         if known is not None and not known.at_inner:
             self._tally(known, consumed)
-            return
+            return True
         figure = max(0, consumed - (known.base if known else 0))
         if self.up:
             try:
-                await self._inner.settle(account, lease, figure)
+                found = await self._inner.settle(account, lease, figure)
             except StoreUnavailable:
                 self._failed()
             else:
                 self._failures = 0
-                return
+                return found
         self._owe(account, lease, figure)
+        return True
 
     async def renew(self, leases: list[tuple[Account, str]]) -> None:
         """Never raises: a lease that could not be renewed is looked after when the store is back."""

@@ -19,8 +19,9 @@ Owner = tuple[ScopeKind, str]
 
 @dataclass(slots=True)
 class _Slot:
-    """A marked slot and its scopes' books. `until` is when the mark is due to go, if nothing is asked any more."""
+    """A slot marked at `since`, and its scopes' books. `until` is when the mark is due to go, if nothing is asked any more."""
 
+    since: int
     until: int
     states: dict[Owner, State] = field(default_factory=dict)
 
@@ -59,9 +60,9 @@ class MemoryStore:
             return Progress(expired=True, extended=False, covered=0, left=0)
         return decision.progress(books, lease, consumed, extend_to, now, self._lease_span)
 
-    async def settle(self, account: Account, lease: str, consumed: int) -> None:
+    async def settle(self, account: Account, lease: str, consumed: int) -> bool:
         books, now = self._open(account)
-        decision.settle(books, lease, consumed, now)
+        return decision.settle(books, lease, consumed, now)
 
     async def renew(self, leases: list[tuple[Account, str]]) -> None:
         for account, lease in leases:
@@ -71,7 +72,7 @@ class MemoryStore:
     async def peek(self, account: Account) -> View:
         books, now = self._open(account)
         if books:
-            return decision.view(books, now)
+            return replace(decision.view(books, now), since=self._slots[account.slot].since / SECOND)
         empty = [Book(scope, State()) for scope in account.scopes]
         return replace(decision.view(empty, decision.bring_to(empty, now)), seeded=False)
 
@@ -129,7 +130,7 @@ class MemoryStore:
         return state
 
     def _mark(self, name: str) -> _Slot:
-        slot = self._slots[name] = _Slot(until=self._now() + MARK)
+        slot = self._slots[name] = _Slot(since=self._now(), until=self._now() + MARK)
         heapq.heappush(self._stale, (slot.until, next(self._serial), name, slot, None))
         return slot
 

@@ -94,8 +94,8 @@ class RedisStore:
         )
         return Progress(bool(expired), bool(extended), int(covered), int(left))
 
-    async def settle(self, account: Account, lease: str, consumed: int) -> None:
-        await self._run("settle", account, name=lease, consumed=consumed)
+    async def settle(self, account: Account, lease: str, consumed: int) -> bool:
+        return bool(await self._run("settle", account, name=lease, consumed=consumed))
 
     async def renew(self, leases: list[tuple[Account, str]]) -> None:
         by_account: dict[Account, list[str]] = {}
@@ -107,7 +107,7 @@ class RedisStore:
         moment, mark, *found = await self._run("peek", account)
         books = [Book(scope, _state_of(mark, *each)) for scope, *each in zip(account.scopes, *found, strict=True)]
         now = decision.bring_to(books, int(moment) if self._clock is None else round(self._clock() * SECOND))
-        return replace(decision.view(books, now), seeded=mark is not None)
+        return replace(decision.view(books, now), seeded=mark is not None, since=_since(mark))
 
     async def seed(self, slot: str, seed: Seed) -> bool:
         """One script writes it all: about a millisecond of Redis' time for a hundred scopes with full windows."""
@@ -115,7 +115,7 @@ class RedisStore:
         states = list(seeded(seed, now))
         keeps = [state.keep_until(self._lease_span) - now for _, state in states]
         mark = MARK + max((longest(terms(scope.policy)) for scope, _ in states), default=0)
-        words: list[str | bytes | int] = [uuid4().hex, max([mark, *keeps]) // 1000]
+        words: list[str | bytes | int] = [f"{now}-{uuid4().hex}", max([mark, *keeps]) // 1000]
         for (_, state), keep in zip(states, keeps, strict=True):
             fields = _packed_books(state)
             words += [keep // 1000, len(fields), *fields]
@@ -157,6 +157,11 @@ def _addressed(account: Account) -> tuple[tuple[str, ...], msgspec.Raw]:
 
 def _mark_key(slot: str) -> str:
     return f"weir:{{{_safe(slot)}}}:mark"
+
+
+def _since(mark: bytes | None) -> float:
+    """When the slot was seeded: its mark begins with the microseconds."""
+    return 0.0 if mark is None else int(mark.partition(b"-")[0]) / SECOND
 
 
 def _scope_keys(slot: str, scope: Scope) -> list[str]:

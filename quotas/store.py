@@ -167,13 +167,15 @@ class LeaseView:
 class View:
     """An account as it stands: its windows (absent limits are left out) and its running leases.
 
-    `seeded` False: its slot carries no mark, so the windows are shown empty because nothing is known of them.
+    `seeded` False: its slot carries no mark, so the windows are shown empty because nothing is known of them. `since`:
+    when, in seconds of the store's time, the slot was seeded.
     """
 
     now: float
     windows: tuple[Window, ...]
     leases: tuple[LeaseView, ...] = field(default=())
     seeded: bool = True
+    since: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +225,8 @@ class QuotaStore(Protocol):
         `account` carries the policies in force now: a lowered limit bites here, at a stream's next slice.
         """
 
-    async def settle(self, account: Account, lease: str, consumed: int) -> None:
-        """Charges the rest, gives the holds back, deletes the lease. Final; an unknown lease is a no-op."""
+    async def settle(self, account: Account, lease: str, consumed: int) -> bool:
+        """Charges the rest, gives the holds back, deletes the lease. Final; an unknown lease is a no-op, and False."""
 
     async def renew(self, leases: list[tuple[Account, str]]) -> None:
         """Keeps many leases alive at once; unknown ones are passed over."""
