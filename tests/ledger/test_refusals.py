@@ -71,15 +71,16 @@ async def test_a_storm_is_a_row_for_each_minute_key_and_rule(engine: AsyncEngine
 
 
 async def test_what_several_processes_count_is_added_up(engine: AsyncEngine, clock: Clock) -> None:
+    """Each meets the same keys in another order; none waits for a row that the other has while holding what it needs."""
     processes = [RefusalCounts(engine, clock) for _ in range(4)]
-    for number, process in enumerate(processes):
-        for key in range(20):  # each in another order
-            process.add(f"key{(key * 7 + number * 5) % 20:02}", "rate", shadow=False)
+    keys = [f"key{number:03}" for number in range(300)]
     for _ in range(3):
-        for process in processes:
-            process.add("key00", "rate", shadow=False)
+        for number, process in enumerate(processes):
+            for key in keys[:: -1 if number % 2 else 1]:
+                process.add(key, "rate", shadow=False)
         await asyncio.gather(*(process.flush() for process in processes))
-    assert [each["refusals"] for each in await refusals(engine)] == [4] * 19 + [4 + 12]
+        assert [process.failing for process in processes] == [None] * 4
+    assert {each["key_id"]: each["refusals"] for each in await refusals(engine, limit=1_000)} == dict.fromkeys(keys, 12)
     assert await marks(engine) == [3] * 4
 
 
