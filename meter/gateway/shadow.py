@@ -1,10 +1,10 @@
 """Limits that are only tried out: asked about each request and counted, never enforced.
 
 A tier's `shadow` limits have books of their own, in a slot of the store of their own: whatever happens to these never
-touches those of the real limits. As soon as the real verdict is there they are
-asked the same question in the background: nobody waits for the answer, and nobody hears of it but the counts. What fits
-is held and charged in these books as in the real ones; what went to the cheaper backend, or would have gone there, counts
-in their cap alone; what the shadow would have refused, or the real limits did refuse, leaves nothing in them.
+touches those of the real limits. As soon as the real verdict is there they are asked the same question in the background:
+nobody waits for the answer, and nobody hears of it but the counts. What fits is held and charged in these books as in the
+real ones; what went to the cheaper backend, or would have gone there, counts in their cap alone; what the shadow would have
+refused, or the real limits did refuse, leaves nothing in them.
 
 While the store is away nothing is asked. What a crashed process held is booked when its lease expires, and stays so.
 """
