@@ -1,33 +1,41 @@
-"""What happens while the quota store is away.
+"""What happens while the quota store is away, or does not know what was used.
 
-A call that the store does not answer is decided here, as `on_down` says:
+**Away.** A call that the store does not answer is decided here, as `on_down` says:
 
 * `deny`: nothing is admitted (StoreUnavailable), and a running stream ends at what its lease already covers.
 * `allow`: everything is admitted, and counted in `unguarded`.
-* `local`: this sidecar spends at most its share of what was left of each window when it last saw it. An account it never
-  saw is taken as unused.
+* `local`: this sidecar spends at most its share of what was left of each window when it last saw it (`alone.py`).
 
 After some failures in a row nothing is asked of the store until a probe gets through, so that a dead store does not cost
-every request its deadline. When it answers again it is told everything before it is asked anything: settlements that it
-missed (an admission of unclear outcome is settled with 0), leases that began here and still run (admitted by force, with
-what they used), and what ended here (one forced booking an account and route, of what its windows would still count).
+every request its deadline. A store whose clock was set counts as away too, until its new time has stood for a minute
+(`store_clock.py`). When it answers again it is told everything before it is asked anything: settlements that it missed (an
+admission of unclear outcome is settled with 0), leases that began here and still run (admitted by force, with what they
+used), and what ended here (one forced booking an account and route, of what its windows would still count).
+
+**Empty.** A slot that the store does not know is filled from what is on record (`Refill`), once at a time. Where that cannot
+be had the slot, and no other, is decided here as if the store were away. No token is lost or counted twice: what had ended
+when the record was looked at is in the record; what had not is left out of it, and told by its own settlement. So what this
+sidecar still owed the slot before is dropped, and its running leases are admitted there by force with all they used. If
+another sidecar filled the slot, it knew all that had reached the ledger: only what ended here from a second before then is
+told.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from math import ceil
-from typing import Literal
+from typing import Any, Literal, Protocol
 from uuid import uuid4
 
 from quotas import windows
+from quotas.alone import Alone
 from quotas.books import REMEMBER
-from quotas.memory import MemoryStore
-from quotas.policy import UNLIMITED, Limit, Policy
-from quotas.store import Account, Ask, Progress, QuotaStore, Seed, StoreUnavailable, Unseeded, Verdict, View, Window
+from quotas.policy import Limit
+from quotas.store import Account, Ask, Progress, QuotaStore, Seed, StoreUnavailable, Unseeded, Verdict, View
+from quotas.store_clock import TOLERANCE, StoreClock
 from quotas.windows import SECOND
 
 FAILURES = 3
@@ -36,71 +44,103 @@ FAILURES = 3
 PROBE_SECONDS = 0.5
 """The pause between two probes of a store that does not answer."""
 
+FILL_SECONDS = 2.0
+"""How long a request waits for its slot to be filled; the filling goes on."""
+
+REFILL_SECONDS = 1.0
+"""The pause between two tries to fill a slot."""
+
+SHIPPED_SECONDS = 1.0
+"""What ended so long before another sidecar looked at the ledger was in it."""
+
 TOGETHER = 64
 """So many calls are under way at once while the returned store is told what it missed."""
 
-ACCOUNTS_SEEN = 10_000
-"""Of so many accounts, those last heard of, the windows are remembered."""
+
+class Refill(Protocol):
+    """Says what is on record about an account's slot, over its longest window."""
+
+    async def __call__(self, account: Account, store_time: float, unsettled: Callable[[], Collection[str]]) -> Seed:
+        """`store_time`: the store's clock now, in seconds. `unsettled` is to be asked right before each look at the record:
+        leases whose use must be left out, for it is still to be told. StoreUnavailable: the record cannot be had."""
 
 
-_Owner = tuple[str, str]
-"""Whose windows: an account, whatever its policies."""
+class _Dry(StoreUnavailable):
+    """The store does not know the slot, and what is on record cannot be had now. Nothing was booked."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Lease:
     """A running lease. All figures count from its admission; the store, or this sidecar's own books, may have learned of
-    it later, and count from `base` or `local_base` on. `local_base` is None while the own books do not know it."""
+    it later, and count from `base` or `local_base` on. `local_base` is None while the own books do not know it. `told`:
+    when, by our clock, the store was last asked about it and knew it."""
 
     account: Account
     primary: bool
     covered: int
     at_inner: bool
+    told: float
     consumed: int = 0
     base: int = 0
     local_base: int | None = None
 
 
-@dataclass(slots=True)
-class _Spent:
-    """What ended here while the store was away, in windows as long as the account's longest."""
+@dataclass(frozen=True, slots=True)
+class Debt:
+    """What the store is still to be told, as it is handed to a successor: a settlement, or (`primary` not None) tokens to be
+    charged on the primary, or in the cap alone. `ended`: the newest of it, in seconds of the store's time."""
 
     account: Account
-    rate: windows.Window | None
-    cap: windows.Window | None
+    lease: str
+    tokens: int
+    primary: bool | None
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Owed:
+    """A settlement that the store may have missed; not worth telling after `until`."""
+
+    account: Account
+    consumed: int
+    until: float
+
+
+@dataclass(slots=True, eq=False)
+class _Spent:
+    """What ended here and the store does not know, in windows as long as the account's longest. `since_filled`: it was left
+    out of what the slot was filled with."""
+
+    account: Account
+    rate: windows.Window | None = field(init=False)
+    cap: windows.Window | None = field(init=False)
+    names: dict[bool, str] = field(default_factory=lambda: {primary: f"away-{uuid4()}" for primary in (True, False)})
+    newest: int = 0
+    since_filled: bool = False
+
+    def __post_init__(self) -> None:
+        self.rate = _longest(scope.policy.rate for scope in self.account.scopes)
+        self.cap = _longest(scope.policy.cap for scope in self.account.scopes)
 
     def add(self, now: int, tokens: int, *, primary: bool) -> None:
+        self.newest = max(self.newest, now)
         for window in (self.rate if primary else None, self.cap):
             if window is not None:
                 window.slide(now)
                 window.add(now, tokens)
 
-    def bookings(self, now: int) -> list[_Booking]:
-        totals = []
-        for window in (self.rate, self.cap):
-            if window is not None:
-                window.slide(now)
-            totals.append(window.total if window is not None else 0)
-        rate, cap = totals
-        return [_Booking(self.account, True, rate), _Booking(self.account, False, cap - rate)]
-
-
-@dataclass(slots=True)
-class _Booking:
-    """Tokens to be charged at the store: on the primary, or in the cap alone."""
-
-    account: Account
-    primary: bool
-    tokens: int
-    lease: str = field(default_factory=lambda: f"away-{uuid4()}")
+    def tokens(self, now: int, since: int = 0) -> dict[bool, int]:
+        """What still counts of it and ended after `since`: on the primary, and in the cap alone."""
+        rate, cap = (_sum(window, now, since) for window in (self.rate, self.cap))
+        return {True: rate, False: max(0, cap - rate)}
 
 
 class GuardedStore:
     """A quota store over `inner` that answers while `inner` does not, as `on_down` says; see the module.
 
-    `local_share` is this sidecar's part of what was left, 0 to 1; "auto" is 1 / `sidecars()`. `clock` gives seconds.
-    `on_change` is told False when the store is lost, True when it is back. `settle` never raises: it is remembered.
-    `refill` says what is on record of an account whose slot the store does not know; without it, such a slot starts empty.
+    `local_share` is this sidecar's part of what was left, 0 to 1; "auto" is 1 / `sidecars()`. `clock` gives seconds; `timer` too, of a clock that nobody sets (without one, `clock`). `on_change` is told False when
+    the store is lost, True when it is back. Without a `refill` a slot that the store does not know starts empty. `settle`
+    never raises: it is remembered.
     """
 
     def __init__(
@@ -111,9 +151,10 @@ class GuardedStore:
         local_share: float | Literal["auto"] = "auto",
         lease_seconds: float = 30.0,
         clock: Callable[[], float],
+        timer: Callable[[], float] | None = None,
         on_change: Callable[[bool], None] = lambda up: None,
         sidecars: Callable[[], int] = lambda: 1,
-        refill: Callable[[Account], Awaitable[Seed]] | None = None,
+        refill: Refill | None = None,
     ) -> None:
         self.up = True
         self.unguarded = 0
@@ -122,29 +163,54 @@ class GuardedStore:
         self._local_share = local_share
         self._lease_seconds = lease_seconds
         self._clock = clock
+        self._timer = timer or clock
         self._on_change = on_change
         self._sidecars = sidecars
         self._refill = refill
         self._failures = 0
+        self._time = StoreClock()
+        self._ahead = 0.0  # the store's clock before ours, as last heard
         self._mender: asyncio.Task[None] | None = None
         self._leases: dict[str, _Lease] = {}
-        self._owed: dict[str, tuple[Account, int, float]] = {}  # lease -> account, tokens in all, worth telling until
-        self._spent: dict[Account, _Spent] = {}
-        self._bookings: list[_Booking] = []
-        self._seen: dict[_Owner, tuple[float, tuple[Window, ...]]] = {}
-        self._local = MemoryStore(clock, lease_seconds)
-        self._seeded: set[_Owner] = set()
+        self._settling: dict[str, _Lease] = {}
+        self._owed: dict[str, _Owed] = {}
+        self._spent: list[_Spent] = []
+        self._spending: dict[Account, _Spent] = {}  # those of them to which more may be added
+        self._fills: dict[str, asyncio.Task[bool]] = {}
+        self._dry: dict[str, float] = {}  # slots that could not be filled -> when that is tried again
+        self._new_time: float | None = None  # books from before are void, but for those of these slots
+        self._renewed: set[str] = set()
+        self._alone = Alone(clock, lease_seconds, self._share)
 
     def __repr__(self) -> str:
-        state = "up" if self.up else f"away, on_down={self._on_down}"
+        state = self.trouble or "up"
         return f"<GuardedStore {state}, {len(self._owed)} settlements owed, over {self._inner!r}>"
+
+    @property
+    def trouble(self) -> str | None:
+        """Why requests are decided here, in plain words; None: they are not."""
+        if self._time.strange_since is not None:
+            return (
+                f"the quota store's clock was set by {self._time.step:+.0f} s: it counts as away until that has stood for"
+                f" a minute, on_down is {self._on_down}"
+            )
+        if not self.up:
+            return f"the quota store is away: it cannot be reached, on_down is {self._on_down}"
+        if dry := sum(until > self._clock() for until in self._dry.values()):
+            return (
+                f"the quota store does not know what {dry} keys or teams used, and the ledger cannot say it now: for them"
+                f" on_down is {self._on_down}"
+            )
+        return None
 
     # ---- the protocol ------------------------------------------------------------------------------------------------
 
     async def admit(self, account: Account, ask: Ask) -> Verdict:
         if self.up:
             try:
-                verdict = await self._ask(account, ask)
+                verdict = await self._asked(account, ask)
+            except _Dry:
+                self._ensure_mender()
             except StoreUnavailable:
                 self._owe(account, ask.lease, 0)
                 self._failed()
@@ -152,89 +218,236 @@ class GuardedStore:
                     raise
             else:
                 self._failures = 0
-                self._saw(account, verdict.windows)
+                self._alone.saw(account, verdict.windows)
                 return self._opened(account, ask, verdict, at_inner=True)
         return await self._admit_here(account, ask)
 
     async def progress(self, account: Account, lease: str, consumed: int, extend_to: int | None = None) -> Progress:
         known = self._leases.get(lease)
-        base = known.base if known else 0
+        if known is None and not self.up:
+            raise self._away()
         if self.up and (known is None or known.at_inner):
             try:
-                told = await self._inner.progress(account, lease, max(0, consumed - base), _less(extend_to, base))
-            except StoreUnavailable:
-                self._failed()
+                return await self._progress_there(account, lease, known, consumed, extend_to)
+            except StoreUnavailable as away:
+                if not isinstance(away, _Dry):
+                    self._failed()
                 if known is None:
                     raise
-            else:
-                self._failures = 0
-                return self._progressed(known, told, consumed, base)
-        if known is None:
-            raise self._away()
+        assert known is not None
         return await self._progress_here(account, lease, known, consumed, extend_to)
 
     async def settle(self, account: Account, lease: str, consumed: int) -> bool:
+        """True unless the store knew no such lease."""
         known = self._leases.pop(lease, None)
         if known is not None and known.local_base is not None:
-            await self._local.settle(self._stand_in(account), lease, max(0, consumed - known.local_base))
+            await self._alone.settle(account, lease, max(0, consumed - known.local_base))
         if known is not None and not known.at_inner:
             self._tally(known, consumed)
             return True
-        figure = max(0, consumed - (known.base if known else 0))
         if self.up:
             try:
-                found = await self._inner.settle(account, lease, figure)
+                return await self._settle_there(account, lease, known, consumed)
             except StoreUnavailable:
                 self._failed()
-            else:
-                self._failures = 0
-                return found
-        self._owe(account, lease, figure)
+        if known is not None and not known.at_inner:  # its slot was filled meanwhile, without it
+            self._tally(known, consumed)
+        else:
+            self._owe(account, lease, max(0, consumed - (known.base if known else 0)))
         return True
 
     async def renew(self, leases: list[tuple[Account, str]]) -> None:
         """Never raises: a lease that could not be renewed is looked after when the store is back."""
-        here = [(self._stand_in(account), lease) for account, lease in leases if self._is_local(lease)]
-        await self._local.renew(here)
+        await self._alone.renew([(account, lease) for account, lease in leases if self._is_local(lease)])
         if self.up:
+            asked = self._clock()
+            there = [(account, lease) for account, lease in leases if self._is_at_inner(lease)]
             try:
-                await self._inner.renew([(account, lease) for account, lease in leases if self._is_at_inner(lease)])
+                await self._inner.renew(there)
             except StoreUnavailable:
                 self._failed()
+            else:
+                for _, lease in there:
+                    if (known := self._leases.get(lease)) is not None and self._cannot_have_expired(known):
+                        known.told = max(known.told, asked)
 
     async def peek(self, account: Account) -> View:
         """The store's figures; while it is away there are none to show."""
         if not self.up:
             raise self._away()
         view = await self._inner.peek(account)
-        self._saw(account, view.windows)
+        if not view.seeded and self._refill is not None:
+            with suppress(_Dry):
+                await self._fill(account)
+                view = await self._inner.peek(account)
+        self._alone.saw(account, view.windows)
         return view
 
     async def seed(self, slot: str, seed: Seed) -> bool:
         return await self._inner.seed(slot, seed)
 
     async def forget(self, slot: str) -> None:
+        """What was used is looked up anew at the next question."""
         await self._inner.forget(slot)
 
     async def ping(self) -> float:
         return await self._inner.ping()
 
     async def close(self) -> None:
-        if self._mender is not None:
-            self._mender.cancel()
-            await asyncio.gather(self._mender, return_exceptions=True)
+        tasks = [task for task in (self._mender, *self._fills.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._inner.close()
 
-    async def _ask(self, account: Account, ask: Ask) -> Verdict:
-        """Admits at the store; a slot that it does not know is seeded first."""
+    # ---- asking the store --------------------------------------------------------------------------------------------
+
+    async def _asked(self, account: Account, ask: Ask) -> Verdict:
+        """Admits at the store; a slot that it does not know, or knows by a time that was wrong, is filled first."""
+        if self._is_void(account.slot):
+            await self._fill(account)
+        for _ in range(2):
+            asked = self._timer()
+            try:
+                verdict = await self._inner.admit(account, ask)
+            except Unseeded:
+                await self._fill(account)
+            else:
+                self._heard(verdict.now, asked)
+                return verdict
+        raise StoreUnavailable("the quota store lost what it was just told")
+
+    async def _progress_there(
+        self, account: Account, lease: str, known: _Lease | None, consumed: int, extend_to: int | None
+    ) -> Progress:
+        told = await self._tell_progress(account, lease, known, consumed, extend_to)
+        if told.expired and known is not None and self._cannot_have_expired(known):  # the store lost it
+            known.consumed = max(known.consumed, consumed)
+            await self._carry(lease)
+            told = await self._tell_progress(account, lease, known, consumed, extend_to)
+        self._failures = 0
+        if known is None:
+            return told
+        known.consumed, known.covered = max(known.consumed, consumed), told.covered
+        return told
+
+    async def _tell_progress(
+        self, account: Account, lease: str, known: _Lease | None, consumed: int, extend_to: int | None = None
+    ) -> Progress:
+        base, asked = known.base if known else 0, self._clock()
+        told = await self._inner.progress(account, lease, max(0, consumed - base), _less(extend_to, base))
+        if known is not None and not told.expired:
+            known.told = max(known.told, asked)
+        return replace(told, covered=told.covered + base if told.covered else 0)
+
+    async def _settle_there(self, account: Account, lease: str, known: _Lease | None, consumed: int) -> bool:
+        if known is not None:
+            self._settling[lease] = known
         try:
-            return await self._inner.admit(account, ask)
-        except Unseeded:
-            await self._inner.seed(account.slot, await self._refill(account) if self._refill else Seed())
+            found = await self._inner.settle(account, lease, max(0, consumed - (known.base if known else 0)))
+        finally:
+            self._settling.pop(lease, None)
+        self._failures = 0
+        if not found and known is not None and (not known.at_inner or self._cannot_have_expired(known)):
+            self._tally(known, consumed)  # the store lost it
+            return True
+        return found
+
+    def _cannot_have_expired(self, known: _Lease) -> bool:
+        return self._clock() - known.told < self._lease_seconds
+
+    def _heard(self, store_time: float, asked: float) -> None:
+        """Raises StoreUnavailable when the store's clock was set."""
+        self._ahead = store_time - self._clock()
+        strange = self._time.strange_since is not None
+        said = self._time.hear(store_time, asked, self._timer())
+        if said == "astray":
+            self._lose()
+            raise StoreUnavailable(self.trouble)
+        if strange:  # a new time was accepted, or the old one is back
+            self._new_time = store_time
+            self._renewed.clear()
+
+    # ---- a slot that it does not know --------------------------------------------------------------------------------
+
+    def _is_void(self, slot: str) -> bool:
+        return self._new_time is not None and slot not in self._renewed
+
+    async def _fill(self, account: Account) -> None:
+        """Has the account's slot filled, once at a time. Raises _Dry where that cannot be had at the moment."""
+        slot = account.slot
+        if self._clock() >= self._dry.get(slot, 0.0):
+            filling = self._fills.get(slot)
+            if filling is None:
+                filling = self._fills[slot] = asyncio.create_task(self._filled(account))
+                filling.add_done_callback(lambda _: self._fills.pop(slot, None))
+            try:
+                async with asyncio.timeout(FILL_SECONDS):
+                    if await asyncio.shield(filling):
+                        return
+            except TimeoutError:
+                self._dry[slot] = self._clock() + REFILL_SECONDS
+        raise _Dry(
+            f"the quota store does not know what {slot} used, and the ledger cannot say it now; try again shortly"
+        )
+
+    async def _filled(self, account: Account) -> bool:
+        slot = account.slot
         try:
-            return await self._inner.admit(account, ask)
-        except Unseeded as lost:
-            raise StoreUnavailable("the quota store lost what it was just told") from lost
+            await self._drop_void(account)
+            await self._seed(account)
+            leases = [lease for lease, known in self._leases.items() if known.account.slot == slot]
+            await _together(self._carry(lease) for lease in leases)
+        except StoreUnavailable:
+            self._dry[slot] = self._clock() + REFILL_SECONDS
+            self._ensure_mender()
+            return False
+        self._dry.pop(slot, None)
+        await self._forget_alone(slot)
+        return True
+
+    async def _drop_void(self, account: Account) -> None:
+        """Has books that were kept by another time forgotten."""
+        if self._new_time is None or account.slot in self._renewed:
+            return
+        view = await self._inner.peek(account)
+        now = self._clock() + self._ahead
+        if view.seeded and not self._new_time - TOLERANCE <= view.since <= now + TOLERANCE:
+            await self._inner.forget(account.slot)
+        self._renewed.add(account.slot)
+
+    async def _seed(self, account: Account) -> None:
+        slot = account.slot
+        unsettled: dict[str, _Lease] = {}
+        ended: list[_Spent] = []
+
+        def look() -> Collection[str]:
+            nonlocal unsettled, ended
+            running = {**self._settling, **self._leases}
+            unsettled = {lease: known for lease, known in running.items() if known.account.slot == slot}
+            ended = [spent for spent in self._spent if spent.account.slot == slot]
+            self._spending = {who: spent for who, spent in self._spending.items() if who.slot != slot}
+            return unsettled.keys()
+
+        if self._refill is None:
+            seed, _ = Seed(), look()
+            ended = []  # nothing is on record
+        else:
+            seed = await self._refill(account, await self._inner.ping(), look)
+        if await self._inner.seed(slot, seed):
+            self._take_over(slot, unsettled, ended)
+
+    def _take_over(self, slot: str, unsettled: dict[str, _Lease], ended: list[_Spent]) -> None:
+        """The slot was filled from here: what had ended is in it, what had not is unknown to it."""
+        self._spent = [spent for spent in self._spent if spent not in ended]
+        for spent in self._spent:
+            spent.since_filled = spent.since_filled or spent.account.slot == slot
+        for lease, known in unsettled.items():
+            owed = self._owed.pop(lease, None)
+            consumed = owed.consumed + known.base if owed is not None else 0
+            known.base, known.at_inner = 0, False
+            if owed is not None:
+                self._tally(known, consumed)
 
     # ---- while it is away --------------------------------------------------------------------------------------------
 
@@ -242,7 +455,7 @@ class GuardedStore:
         self._ensure_mender()
         if self._on_down == "deny":
             raise self._away()
-        verdict = await self._local.admit(self._seeded_stand_in(account), ask)
+        verdict = await self._alone.admit(account, ask)
         if verdict.admitted and self._on_down == "allow":
             self.unguarded += 1
         return self._opened(account, ask, verdict, at_inner=False)
@@ -253,73 +466,39 @@ class GuardedStore:
         known.consumed = max(known.consumed, consumed)
         if self._on_down == "deny":
             return Progress(expired=False, extended=False, covered=known.covered, left=0)
-        stand_in = self._seeded_stand_in(account)
-        if known.local_base is None:
-            known.local_base = await self._adopt(stand_in, lease, known)
+        if known.local_base is None:  # only what goes beyond the store's hold is spent from the share
+            await self._alone.adopt(account, lease, primary=known.primary)
+            known.local_base = known.covered
         base = known.local_base
-        told = await self._local.progress(stand_in, lease, max(0, consumed - base), _less(extend_to, base))
+        told = await self._alone.progress(account, lease, max(0, consumed - base), _less(extend_to, base))
         known.covered = max(known.covered, base + told.covered)
         return replace(told, expired=False, covered=known.covered)
 
-    async def _adopt(self, stand_in: Account, lease: str, known: _Lease) -> int:
-        """Opens an empty lease in the own books: only what goes beyond the store's hold is spent from the share."""
-        await self._local.admit(stand_in, Ask(lease, 0, 0, 0, 0, primary=known.primary, forced=True))
-        return known.covered
-
     def _opened(self, account: Account, ask: Ask, verdict: Verdict, *, at_inner: bool) -> Verdict:
         if verdict.admitted and ask.lease not in self._leases:
+            primary, now = verdict.kind != "overflow", self._clock()
             local_base = None if at_inner else 0
-            primary = verdict.kind != "overflow"
-            self._leases[ask.lease] = _Lease(account, primary, verdict.hold, at_inner, local_base=local_base)
+            self._leases[ask.lease] = _Lease(account, primary, verdict.hold, at_inner, now, local_base=local_base)
         return verdict
 
-    def _progressed(self, known: _Lease | None, told: Progress, consumed: int, base: int) -> Progress:
-        covered = told.covered + base if told.covered else 0
-        if known is not None:
-            known.consumed, known.covered = max(known.consumed, consumed), covered
-        return replace(told, covered=covered)
-
-    def _stand_in(self, account: Account) -> Account:
-        """The account with the limits that hold here while the store is away."""
+    def _share(self) -> float | None:
         if self._on_down == "allow":
-            return replace(account, scopes=tuple(replace(scope, policy=UNLIMITED) for scope in account.scopes))
-        share = self._share()
-        scopes = (replace(scope, policy=_share_of(scope.policy, share)) for scope in account.scopes)
-        return replace(account, scopes=tuple(scopes))
-
-    def _seeded_stand_in(self, account: Account) -> Account:
-        stand_in = self._stand_in(account)
-        owner = _owner(account)
-        if owner not in self._seeded:
-            self._seeded.add(owner)
-            moment, shown = self._seen.get(owner, (0.0, ()))
-            age = self._clock() - moment
-            lasting = (w for w in shown if w.name == "burst" or max(w.reset_seconds, self._lease_seconds) > age)
-            self._local.resume(stand_in, (_scaled(window, self._share()) for window in lasting))
-        return stand_in
-
-    def _share(self) -> float:
+            return None
         return 1 / max(1, self._sidecars()) if self._local_share == "auto" else self._local_share
 
-    def _saw(self, account: Account, shown: tuple[Window, ...]) -> None:
-        owner = _owner(account)
-        self._seen.pop(owner, None)  # so that the last heard of stands last
-        self._seen[owner] = (self._clock(), shown)
-        if len(self._seen) > ACCOUNTS_SEEN:
-            del self._seen[next(iter(self._seen))]
-
     def _tally(self, known: _Lease, consumed: int) -> None:
-        spent = self._spent.get(known.account)
+        """The lease ended, and the store does not know what it used."""
+        spent = self._spending.get(known.account)
         if spent is None:
-            spent = self._spent[known.account] = _Spent(
-                known.account,
-                _longest(scope.policy.rate for scope in known.account.scopes),
-                _longest(scope.policy.cap for scope in known.account.scopes),
-            )
-        spent.add(round(self._clock() * SECOND), consumed, primary=known.primary)
+            spent = self._spending[known.account] = _Spent(known.account)
+            self._spent.append(spent)
+        spent.add(round(self._clock() * SECOND), max(0, consumed - known.base), primary=known.primary)
+        self._ensure_mender()
 
     def _owe(self, account: Account, lease: str, consumed: int) -> None:
-        self._owed[lease] = (account, consumed, self._clock() + self._lease_seconds + REMEMBER / SECOND)
+        until = self._clock() + self._lease_seconds + REMEMBER / SECOND
+        self._owed[lease] = _Owed(account, consumed, until)
+        self._ensure_mender()
 
     def _is_local(self, lease: str) -> bool:
         known = self._leases.get(lease)
@@ -330,13 +509,18 @@ class GuardedStore:
         return known is None or known.at_inner
 
     def _away(self) -> StoreUnavailable:
-        return StoreUnavailable(f"the quota store is away (on_down is {self._on_down}); it is tried every half second")
+        return StoreUnavailable(self.trouble or f"the quota store is away (on_down is {self._on_down})")
 
     # ---- and when it is back -----------------------------------------------------------------------------------------
 
     def _failed(self) -> None:
         self._failures += 1
-        if self.up and self._failures >= FAILURES:
+        if self._failures >= FAILURES:
+            self._lose()
+        self._ensure_mender()
+
+    def _lose(self) -> None:
+        if self.up:
             self.up = False
             self._on_change(False)
         self._ensure_mender()
@@ -347,106 +531,160 @@ class GuardedStore:
 
     async def _mend(self) -> None:
         """Probes until the store answers, tells it what it missed, and then lets the calls through again."""
+        looked_after = False
         while True:
             try:
-                await self._inner.ping()
-                await self._tell()
-                self._failures = 0
+                asked = self._timer()
+                self._heard(await self._inner.ping(), asked)
+                told = await self._tell(everything=not (self.up and looked_after))
+                looked_after = True
                 self._came_back()
-                while self._untold():
-                    await self._tell()
-                return self._forget_outage()
+                if not self._untold():
+                    return self._forget_outage()
             except StoreUnavailable:
+                told = False
+            if not told:
                 await asyncio.sleep(PROBE_SECONDS)
 
     def _came_back(self) -> None:
+        self._failures = 0
         if not self.up:
             self.up = True
             self._on_change(True)
 
     def _forget_outage(self) -> None:
-        self._local = MemoryStore(self._clock, self._lease_seconds)
-        self._seeded.clear()
+        self._dry = {slot: until for slot, until in self._dry.items() if until > self._clock()}
+        self._alone.forget_all()
         for known in self._leases.values():
             known.local_base = None
 
+    async def _forget_alone(self, slot: str) -> None:
+        await self._alone.forget(slot)
+        for known in self._leases.values():
+            if known.account.slot == slot:
+                known.local_base = None
+
     def _untold(self) -> bool:
         begun_here = any(not known.at_inner for known in self._leases.values())
-        return begun_here or bool(self._owed or self._spent or self._bookings)
+        return begun_here or bool(self._owed or self._spent)
 
-    async def _tell(self) -> None:
-        """Tells the store what it missed; after an outage also looks after every lease that it may have given up."""
-        self._collect_spent()
+    async def _tell(self, *, everything: bool) -> bool:
+        """Tells the store what it missed; `everything`: also looks after every lease that it may have lost or given up.
+
+        False: there were slots that it could not be told of.
+        """
         await _together(self._settle_owed(lease) for lease in list(self._owed))
-        leases = [lease for lease, known in self._leases.items() if not (self.up and known.at_inner)]
-        await _together(self._carry(lease) for lease in leases)
-        await _together(self._book(booking) for booking in list(self._bookings))
+        leases = [lease for lease, known in self._leases.items() if everything or not known.at_inner]
+        told = await _together(self._unless_dry(self._carry(lease)) for lease in leases)
+        told += await _together(self._unless_dry(self._book(spent)) for spent in list(self._spent))
+        return all(told)
 
-    def _collect_spent(self) -> None:
-        now = round(self._clock() * SECOND)
-        for spent in self._spent.values():
-            self._bookings += [booking for booking in spent.bookings(now) if booking.tokens > 0]
-        self._spent.clear()
+    async def _unless_dry(self, telling: Coroutine[Any, Any, None]) -> bool:
+        try:
+            await telling
+        except _Dry:
+            return False
+        return True
 
     async def _settle_owed(self, lease: str) -> None:
-        account, consumed, until = self._owed[lease]
-        if self._clock() <= until:
-            await self._inner.settle(account, lease, consumed)
-        if self._owed.get(lease) == (account, consumed, until):
+        owed = self._owed.get(lease)
+        if owed is None:
+            return
+        if self._clock() <= owed.until:
+            await self._inner.settle(owed.account, lease, owed.consumed)
+        if self._owed.get(lease) is owed:
             del self._owed[lease]
 
     async def _carry(self, lease: str) -> None:
-        """Sees to it that the store knows a running lease, whether it began here or expired there meanwhile."""
+        """Sees to it that the store knows a running lease, whether it began here, expired there or was lost there."""
         known = self._leases.get(lease)
         if known is None:
             return
-        if not known.at_inner:
-            await self._force(lease, known)
-            return
-        told = await self._inner.progress(known.account, lease, max(0, known.consumed - known.base))
-        if not told.expired or self._leases.get(lease) is not known:
-            return
-        consumed = known.consumed
-        await self._inner.settle(known.account, lease, max(0, consumed - known.base))
-        if self._leases.get(lease) is known:  # else it ended this moment, and its settlement is owed
-            known.base = consumed
-            await self._force(lease, known)
+        if known.at_inner:
+            told = await self._tell_progress(known.account, lease, known, known.consumed)
+            if not told.expired or self._leases.get(lease) is not known:
+                return
+            consumed = known.consumed
+            expired = await self._inner.settle(known.account, lease, max(0, consumed - known.base))
+            known.base = consumed if expired else 0
+            if self._leases.get(lease) is not known:  # it ended this moment, and its settlement is under way
+                return
+        await self._force(lease, known)
 
     async def _force(self, lease: str, known: _Lease) -> None:
         """Admits a lease that runs here whatever the limits say, with what it may still use and what it used."""
-        known.at_inner = True  # from here on its end is told to the store
-        hold = max(0, known.covered - known.base)
+        known.at_inner = False
+        hold, asked = max(0, known.covered - known.base), self._clock()
         try:
-            ask = Ask(lease, hold, hold, hold, 0, primary=known.primary, forced=True)
-            await self._ask(known.account, ask)
-            await self._inner.progress(known.account, lease, max(0, known.consumed - known.base))
-        except StoreUnavailable:
-            known.at_inner = False
-            ended = self._owed.pop(lease, None) if lease not in self._leases else None
-            if ended is not None:
-                self._tally(known, ended[1])
+            await self._asked(known.account, Ask(lease, hold, hold, hold, 0, primary=known.primary, forced=True))
+        except StoreUnavailable as away:
+            if not isinstance(away, _Dry):
                 self._owe(known.account, lease, 0)
             raise
+        if self._leases.get(lease) is not known:  # it ended meanwhile, and what it used is told otherwise
+            self._owe(known.account, lease, 0)
+            return
+        known.at_inner, known.told = True, asked
+        await self._inner.progress(known.account, lease, max(0, known.consumed - known.base))
 
-    async def _book(self, booking: _Booking) -> None:
-        """Charges what ended here: a lease that is admitted by force and settled at once."""
-        ask = Ask(booking.lease, 0, 0, 0, 0, primary=booking.primary, forced=True)
-        await self._ask(booking.account, ask)
-        await self._inner.settle(booking.account, booking.lease, booking.tokens)
-        self._bookings.remove(booking)
+    async def _book(self, spent: _Spent) -> None:
+        """Charges what ended here: a lease a route that is admitted by force and settled at once."""
+        if self._spending.get(spent.account) is spent:
+            del self._spending[spent.account]
+        view = await self._inner.peek(spent.account)
+        if not view.seeded or self._is_void(spent.account.slot):
+            await self._fill(spent.account)
+            if spent not in self._spent:
+                return
+            view = await self._inner.peek(spent.account)
+        since = 0.0 if spent.since_filled else view.since - SHIPPED_SECONDS - self._ahead
+        tokens = spent.tokens(round(self._clock() * SECOND), round(since * SECOND))
+        for primary, name in spent.names.items():
+            if tokens[primary]:
+                ask = Ask(name, 0, 0, 0, 0, primary=primary, forced=True)
+                await self._asked(spent.account, ask)
+                await self._inner.settle(spent.account, name, tokens[primary])
+        if spent in self._spent:
+            self._spent.remove(spent)
+
+    # ---- and when this process ends before ---------------------------------------------------------------------------
+
+    def debts(self) -> list[Debt]:
+        """What the store was not told yet."""
+        return [*self._owed_settlements(), *self._owed_bookings()]
+
+    def _owed_settlements(self) -> Iterator[Debt]:
+        for lease, owed in self._owed.items():
+            yield Debt(owed.account, lease, owed.consumed, None, self._clock() + self._ahead)
+
+    def _owed_bookings(self) -> Iterator[Debt]:
+        for spent in self._spent:
+            for primary, tokens in spent.tokens(round(self._clock() * SECOND)).items():
+                if tokens:
+                    ended = spent.newest / SECOND + self._ahead
+                    yield Debt(spent.account, spent.names[primary], tokens, primary, ended)
+
+    def take_on(self, debts: Iterable[Debt]) -> None:
+        """Sees to it that the store is told what an ended process could not tell it any more."""
+        for debt in debts:
+            if debt.primary is None:
+                self._owe(debt.account, debt.lease, debt.tokens)
+                continue
+            spent = _Spent(debt.account, names={debt.primary: debt.lease})
+            spent.add(round((debt.ended - self._ahead) * SECOND), debt.tokens, primary=debt.primary)
+            self._spent.append(spent)
+            self._ensure_mender()
 
 
-def _owner(account: Account) -> _Owner:
-    return account.slot, account.scopes[0].name
-
-
-async def _together(calls: Iterable[Awaitable[None]]) -> None:
+async def _together(calls: Iterable[Awaitable[Any]]) -> list[Any]:
     """Runs them all, some at a time; raises the first trouble after its companions have ended."""
-    waiting = iter(calls)
+    waiting, outcomes = iter(calls), list[Any]()
     while batch := list(islice(waiting, TOGETHER)):
         for outcome in await asyncio.gather(*batch, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
+            outcomes.append(outcome)
+    return outcomes
 
 
 def _less(figure: int | None, base: int) -> int | None:
@@ -458,22 +696,8 @@ def _longest(limits: Iterable[Limit | None]) -> windows.Window | None:
     return None if longest is None else windows.Window(longest.seconds * SECOND, longest.slot * SECOND)
 
 
-def _share_of(policy: Policy, share: float) -> Policy:
-    """A sidecar's share of every limit; of a burst at least the rate's, of a parallel limit at least one."""
-
-    def part(limit: Limit | None) -> Limit | None:
-        return None if limit is None else Limit(int(limit.tokens * share), limit.seconds)
-
-    burst, parallel = part(policy.burst), policy.max_parallel
-    return Policy(
-        rate=part(policy.rate),
-        burst=burst if burst is not None and burst.tokens else None,
-        cap=part(policy.cap),
-        max_parallel=max(1, int(parallel * share)) if parallel else parallel,
-    )
-
-
-def _scaled(window: Window, share: float) -> Window:
-    limit = int(window.limit * share)
-    used = min(limit, ceil((window.used + window.held) * share))
-    return replace(window, limit=limit, used=used, held=0, remaining=int(window.remaining * share))
+def _sum(window: windows.Window | None, now: int, since: int) -> int:
+    if window is None:
+        return 0
+    window.slide(now)
+    return sum(tokens for index, tokens in window.slots.items() if (index + 1) * window.slot > since)
