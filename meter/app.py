@@ -7,14 +7,13 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
-import msgspec
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -31,19 +30,18 @@ from meter.gateway.server import TrafficSite
 from meter.gateway.shadow import Shadows
 from meter.gateway.tokenizers import ExactPrompts, tokenizers_of
 from meter.ledger.database import migrate, open_engine
-from meter.ledger.journal import Journal, JournalError
-from meter.ledger.pricing import cost_nanousd
-from meter.ledger.record import Opened, UsageRecord
+from meter.ledger.journal import Journal
 from meter.ledger.refusals import FLUSH_SECONDS, RefusalCounts
 from meter.ledger.shipper import Shipper
 from meter.listener import Listener
+from meter.refill.refill import Refill
+from meter.refill.succession import REMEMBERED_SECONDS, Succession
 from meter.telemetry import log
 from meter.telemetry.metrics import Metrics
-from quotas.guarded import GuardedStore
+from quotas.guarded import GuardedStore, OnRecord
 from quotas.memory import MemoryStore
-from quotas.policy import Policy
 from quotas.redis import RedisStore
-from quotas.store import Account, QuotaStore, Scope
+from quotas.store import Account, QuotaStore, Seed
 
 Sites = Literal["all", "admin", "traffic"]
 
@@ -52,6 +50,8 @@ ADOPT_SECONDS = 10.0
 """How often a living process looks for the journals of dead ones."""
 NOTE_SECONDS = 1.0
 """How much of a stream a crash may take from the books, at most."""
+OTHERS_COMMIT_SECONDS = 0.3
+"""How long after its batch is full a record of another process is in the database, when all is well."""
 SHIP_SECONDS = 10.0
 """How long a stop waits for the last records to reach the database; what did not stays in the journal."""
 
@@ -82,6 +82,7 @@ class Sidecar:
         self._journal: Journal
         self._shipper: Shipper
         self._refusals: RefusalCounts
+        self._refill: Refill
         self._directory: Directory
         self._store: GuardedStore
         self._metrics = Metrics()
@@ -111,7 +112,8 @@ class Sidecar:
         self._directory = Directory(engine, config, config.ledger.journal_dir / "callers.snapshot", now)
         await self._directory.start()
         stack.push_async_callback(self._directory.stop)
-        self._store = quota_store(config.quota_store, self._store_changed)
+        refill = self._on_record if self._sites != "admin" else None
+        self._store = quota_store(config.quota_store, self._store_changed, refill)
         stack.push_async_callback(self._store.close)
         health = await self._listen(health_app(self, self._metrics.registry), config.health.host, config.health.port)
         traffic = await self._start_traffic(engine) if self._sites != "admin" else None
@@ -123,10 +125,24 @@ class Sidecar:
     async def _start_traffic(self, engine: AsyncEngine) -> int:
         config, stack, ledger = self._config, self._stack, self._config.ledger
         self._journal = Journal(
-            ledger.journal_dir, fsync_seconds=ledger.fsync_ms / 1000, max_bytes=int(ledger.journal_max_mb * MB)
+            ledger.journal_dir,
+            fsync_seconds=ledger.fsync_ms / 1000,
+            max_bytes=int(ledger.journal_max_mb * MB),
+            lately=config.quota_store.lease_seconds + REMEMBERED_SECONDS,
         )
         self._journal.start()
         stack.callback(self._journal.stop)
+        succession = Succession(self._journal, self._store, self._directory)
+        stack.push_async_callback(succession.leave)
+        shared = not config.quota_store.url.startswith("memory:")
+        self._refill = Refill(
+            engine,
+            self._journal,
+            self._accounts,
+            clock=now,
+            adopted=succession.adopted,
+            others_ship_within=ledger.batch_ms / 1000 + OTHERS_COMMIT_SECONDS if shared else 0.0,
+        )
         self._shipper = Shipper(
             self._journal, engine, batch_rows=ledger.batch_rows, batch_seconds=ledger.batch_ms / 1000
         )
@@ -154,7 +170,8 @@ class Sidecar:
             now=now,
         )
         stack.push_async_callback(gateway.settled, SHIP_SECONDS)
-        self._repeat(self._adopt, ADOPT_SECONDS)
+        self._repeat(succession.adopt, ADOPT_SECONDS)
+        self._repeat(succession.leave, NOTE_SECONDS)
         self._repeat(gateway.note, NOTE_SECONDS)
         self._repeat(self._refusals.flush, FLUSH_SECONDS)
         self._repeat(gateway.renew, config.quota_store.lease_seconds / 3)
@@ -201,37 +218,19 @@ class Sidecar:
         task = asyncio.create_task(again())
         self._stack.push_async_callback(_ended, task)
 
-    # ---- what a dead predecessor left --------------------------------------------------------------------------------
+    # ---- what was used, for a quota store that does not know it -------------------------------------------------------
 
-    async def _adopt(self) -> None:
-        """Books what ended processes left unfinished in the journal as crashed, and settles their leases."""
-        assert self._gateway is not None
-        for opened in (await asyncio.to_thread(self._journal.adopt)).unfinished:
-            record = self._priced(opened.record)
-            try:
-                self._journal.finished(record)
-            except JournalError as full:
-                log.warning("a crashed process's exchange is not booked yet", reason=str(full))
-                continue
-            lease = str(record.exchange_id)
-            self._gateway.settle_account_later(self._account(opened), lease, record.total_tokens)
-            log.warning("a crashed process's exchange was booked", exchange_id=lease, tokens=record.total_tokens)
+    async def _on_record(self, account: Account, store_time: float, unsettled: Callable[[], Collection[str]]) -> Seed:
+        return await self._refill(account, store_time, unsettled)
 
-    def _priced(self, record: UsageRecord) -> UsageRecord:
-        """With the cost of what was known when the process ended."""
-        price = self._directory.prices.at(record.model_requested, record.backend, record.started_at)
-        if price is None:
-            return record
-        cost = cost_nanousd(record.prompt_tokens, record.cached_prompt_tokens, record.completion_tokens, price)
-        return msgspec.structs.replace(record, price_id=price.id, cost_nanousd=cost)
-
-    def _account(self, opened: Opened) -> Account:
-        """The account that holds a dead process's lease: as it is now, or, where the key is gone, as it was named."""
-        caller = self._directory.by_key(opened.record.key_id)
-        if caller is not None and caller.account.slot == opened.account_slot:
-            return caller.account
-        scopes = tuple(Scope(kind, name, Policy()) for kind, name in opened.scope_names)
-        return Account(opened.account_slot, scopes)
+    def _accounts(self, slot: str) -> Iterator[Account]:
+        """The accounts of a slot as they are known here."""
+        kind, _, name = slot.partition(":")
+        keys = self._directory.known.keys
+        ids = [name] if kind == "key" else [key.id for key in keys.values() if key.team == name]
+        for caller in map(self._directory.by_key, ids):
+            if caller is not None and caller.account.slot == slot:
+                yield caller.account
 
     # ---- what others may know ----------------------------------------------------------------------------------------
 
@@ -260,8 +259,8 @@ class Sidecar:
             yield "no key is known: the database cannot be reached, and there is no snapshot from an earlier run"
 
     def _problems(self) -> Iterator[str]:
-        if not self._store.up:
-            yield f"the quota store cannot be reached: on_down is {self._config.quota_store.on_down}"
+        if (trouble := self._store.trouble) is not None:
+            yield trouble
         if self._directory.stale_since is not None:
             yield "the database cannot be reached: keys and tiers are as they were last known"
         if self._gateway is None:
@@ -298,9 +297,10 @@ class Sidecar:
 
     def _store_changed(self, up: bool) -> None:
         self._metrics.store_up.set(up)
-        log.warning(
-            "the quota store is back" if up else "the quota store is away", on_down=self._config.quota_store.on_down
-        )
+        if up:
+            log.warning("the quota store is back")
+        else:
+            log.warning("the quota store is away", reason=self._store.trouble)
 
     def _collect(self) -> None:
         """Figures that others keep, read when scraped."""
@@ -333,8 +333,10 @@ class Sidecar:
         )
 
 
-def quota_store(terms: QuotaStoreTerms, changed: Callable[[bool], None]) -> GuardedStore:
-    """The configured store, guarded against its absence."""
+def quota_store(
+    terms: QuotaStoreTerms, changed: Callable[[bool], None], refill: OnRecord | None = None
+) -> GuardedStore:
+    """The configured store, guarded against its absence; `refill` says what was used where the store does not know."""
     inner: QuotaStore
     if terms.url.startswith("memory:"):
         inner = MemoryStore(time.time, lease_seconds=terms.lease_seconds)
@@ -346,7 +348,9 @@ def quota_store(terms: QuotaStoreTerms, changed: Callable[[bool], None]) -> Guar
         local_share=terms.local_share,
         lease_seconds=terms.lease_seconds,
         clock=time.time,
+        timer=time.monotonic,
         on_change=changed,
+        refill=refill,
     )
 
 

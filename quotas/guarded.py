@@ -12,7 +12,7 @@ every request its deadline. A store whose clock was set counts as away too, unti
 admission of unclear outcome is settled with 0), leases that began here and still run (admitted by force, with what they
 used), and what ended here (one forced booking an account and route, of what its windows would still count).
 
-**Empty.** A slot that the store does not know is filled from what is on record (`Refill`), once at a time. Where that cannot
+**Empty.** A slot that the store does not know is filled from what is on record (`OnRecord`), once at a time. Where that cannot
 be had the slot, and no other, is decided here as if the store were away. No token is lost or counted twice: what had ended
 when the record was looked at is in the record; what had not is left out of it, and told by its own settlement. So what this
 sidecar still owed the slot before is dropped, and its running leases are admitted there by force with all they used. If
@@ -57,7 +57,7 @@ TOGETHER = 64
 """So many calls are under way at once while the returned store is told what it missed."""
 
 
-class Refill(Protocol):
+class OnRecord(Protocol):
     """Says what is on record about an account's slot, over its longest window."""
 
     async def __call__(self, account: Account, store_time: float, unsettled: Callable[[], Collection[str]]) -> Seed:
@@ -154,7 +154,7 @@ class GuardedStore:
         timer: Callable[[], float] | None = None,
         on_change: Callable[[bool], None] = lambda up: None,
         sidecars: Callable[[], int] = lambda: 1,
-        refill: Refill | None = None,
+        refill: OnRecord | None = None,
     ) -> None:
         self.up = True
         self.unguarded = 0
