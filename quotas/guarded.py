@@ -138,9 +138,9 @@ class _Spent:
 class GuardedStore:
     """A quota store over `inner` that answers while `inner` does not, as `on_down` says; see the module.
 
-    `local_share` is this sidecar's part of what was left, 0 to 1; "auto" is 1 / `sidecars()`. `clock` gives seconds; `timer` too, of a clock that nobody sets (without one, `clock`). `on_change` is told False when
-    the store is lost, True when it is back. Without a `refill` a slot that the store does not know starts empty. `settle`
-    never raises: it is remembered.
+    `local_share` is this sidecar's part of what was left, 0 to 1; "auto" is 1 / `sidecars()`. `clock` gives seconds; `timer`
+    too, of a clock that nobody sets (without one, `clock`). `on_change` is told False when the store is lost, True when it
+    is back. Without a `refill` a slot that the store does not know starts empty. `settle` never raises: it is remembered.
     """
 
     def __init__(
