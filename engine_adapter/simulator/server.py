@@ -27,6 +27,7 @@ JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
 PROMETHEUS = b"text/plain; version=1.0.0; charset=utf-8"
 MAX_BODY = 256 * 1024 * 1024
+LARGEST_PORT = 65_535
 CATCH_UP = 0.005
 """Seconds. Timers are about a millisecond coarse, so a fast engine makes up for being late; but an engine that was held up for
 longer goes on at its speed instead of making many tokens at once."""
@@ -100,7 +101,9 @@ class Simulator:
         return self.engine.running
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
-        """Listens; returns the port. Raises OSError."""
+        """Listens; returns the port. Raises OSError, and ValueError for what is no port."""
+        if not 0 <= port <= LARGEST_PORT:
+            raise ValueError(f"{port} is no port: give one from 1 to {LARGEST_PORT}, or 0 for a free one.")
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Connection(self), host, port)
         return int(self._server.sockets[0].getsockname()[1])

@@ -390,3 +390,9 @@ async def test_odd_bodies_are_answered(bench: Bench, path: str) -> None:
                 assert answer.status in {200, 400, 404}, (field, value)
                 await answer.read_all(PATIENCE, 1 << 20)
     assert len(bench.simulator.connections) == 1
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, 99_999])
+async def test_a_port_that_is_none_is_refused_in_words(port: int) -> None:
+    with pytest.raises(ValueError, match=f"{port} is no port: give one from 1 to 65535"):
+        await run("127.0.0.1", port)
