@@ -20,8 +20,9 @@ BYTES_PER_TOKEN: Final = 4
 """Where there is nothing but text: about four characters of English make a token
 (https://help.openai.com/en/articles/4936856-what-are-tokens-and-how-to-count-them)."""
 
-LARGEST: Final = 2**53
-"""No figure above this is believed: it is not exact in every JSON reader (RFC 8259, section 6)."""
+LARGEST: Final = 10**15
+"""More tokens in one answer are not believed: no engine makes them, and sums of what is believed must stay exact in a
+double, as every JSON reader has them (below 2**53: RFC 8259, section 6)."""
 
 
 class NotAnAnswer(ValueError):
@@ -56,7 +57,9 @@ class Figures(msgspec.Struct):
     def valid(self) -> bool:
         """Both figures are there and can be true."""
         prompt, completion = self.prompt_tokens, self.completion_tokens
-        return prompt is not None and completion is not None and 0 <= prompt <= LARGEST and 0 <= completion <= LARGEST
+        if prompt is None or completion is None or prompt < 0 or completion < 0:
+            return False
+        return prompt + completion <= LARGEST
 
     def usage(self, source: UsageSource = "engine") -> Usage:
         """Valid figures as Usage. A part that cannot be true (negative, more than its whole) counts as 0."""

@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from engine_adapter.answers import (
+    LARGEST,
     Answer,
     Choice,
     Figures,
@@ -406,13 +407,15 @@ class _Tally:
         self._completions.clear()
 
     def part(self, figures: Figures, choice: int, prompt: int) -> None:
-        """Figures of one of several choices, and of its prompt."""
-        if not self._completions:
-            self.prompt = self._covered = 0
-        self._renew(figures)
+        """Figures of one of several choices, and of its prompt. Sums that cannot be true are not taken up."""
         usage = figures.usage()
-        self.prompt = (self.prompt or 0) + usage.prompt - self._prompts.get(prompt, 0)
-        self._covered += usage.completion - self._completions.get(choice, 0)
+        known = (self.prompt or 0, self._covered) if self._completions else (0, 0)
+        prompt_sum = known[0] + usage.prompt - self._prompts.get(prompt, 0)
+        covered = known[1] + usage.completion - self._completions.get(choice, 0)
+        if prompt_sum + covered > LARGEST:
+            return
+        self._renew(figures)
+        self.prompt, self._covered = prompt_sum, covered
         self._prompts[prompt], self._completions[choice] = usage.prompt, usage.completion
 
     def text(self, choices: list[Choice]) -> None:

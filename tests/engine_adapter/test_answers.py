@@ -50,6 +50,7 @@ def usage_of(body: bytes, endpoint: Any = "chat") -> Usage:
         ({"prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 6}}, Usage(5, 0, 3, 0, "engine")),
         ({"prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": -1}}, Usage(5, 0, 3, 0, "engine")),
         ({"prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": "none"}, Usage(5, 0, 3, 0, "engine")),
+        ({"prompt_tokens": 1, "completion_tokens": 10**15 - 1}, Usage(1, 0, 10**15 - 1, 0, "engine")),
     ],
 )  # fmt: skip
 def test_the_engines_figures_are_believed(figures: dict[str, Any], expected: Usage) -> None:
@@ -69,6 +70,8 @@ def test_the_engines_figures_are_believed(figures: dict[str, Any], expected: Usa
         ({"prompt_tokens": 9, "completion_tokens": 4.5}, 9),
         ({"prompt_tokens": "9", "completion_tokens": True}, 11),
         ({"prompt_tokens": 9, "completion_tokens": 2**60}, 9),
+        ({"prompt_tokens": 9, "completion_tokens": 10**15}, 9),
+        ({"prompt_tokens": 10**15 + 1, "completion_tokens": 4}, 11),
         ({"prompt_tokens": 9}, 9),
     ],
 )

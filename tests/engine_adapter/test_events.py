@@ -602,3 +602,10 @@ def test_a_cut_at_any_place_ends_the_answer_properly(stream: bytes, changed: dic
         assert scan.cut().endswith(DONE)
         assert scan.done
         assert scan.finish_reason is not None
+
+
+def test_figures_of_choices_whose_sum_cannot_be_true_are_not_taken_up() -> None:
+    scan = scanner(choices=3)
+    for index in range(3):
+        scan.feed(text("w", index=index, usage=figures(16, 6 * 10**14)))
+    assert scan.usage().total == 6 * 10**14 + 16
