@@ -7,10 +7,12 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from shutil import rmtree
 from typing import Self
 
-from meter.ledger.segment import Segment
+from meter.ledger.segment import Segment, leads_to
 
 SPARE_BYTES = 1024 * 1024
 """About 1,500 records."""
@@ -70,6 +72,25 @@ class Home:
     def bytes(self) -> int:
         return sum(segment.size for segment in self.segments)
 
+    def is_ours(self) -> bool:
+        """Whether nobody took the directory away, or its lock."""
+        return leads_to(self.path / "lock", self._lock)
+
+    def move(self, other: Self) -> None:
+        """Takes the place of another, which is empty. The old one goes, unless there is something in it."""
+        for name in ("spare", "lock"):
+            with suppress(OSError):
+                (self.path / name).unlink()
+        with suppress(OSError):
+            self.path.rmdir()
+        self.let_go()
+        self.path, self._lock = other.path, other._lock
+
+    def remove(self) -> None:
+        """With all that is in it."""
+        rmtree(self.path, ignore_errors=True)
+        self.let_go()
+
     def release(self) -> None:
         """Lets go of it, and removes it if there is no segment in it."""
         if not self.segments:
@@ -96,7 +117,7 @@ class Spare:
         try:
             self._path.write_bytes(bytes(SPARE_BYTES))
         except OSError:
-            self._path.unlink(missing_ok=True)
+            self._remove()
         else:
             self.held = True
         return self.held
@@ -104,5 +125,9 @@ class Spare:
     def give_up(self) -> bool:
         """Whether that made room."""
         held, self.held = self.held, False
-        self._path.unlink(missing_ok=True)
+        self._remove()
         return held
+
+    def _remove(self) -> None:
+        with suppress(OSError):  # it, or its directory, was taken away
+            self._path.unlink()

@@ -7,7 +7,8 @@ and never finished is handed out to be booked as crashed. Up to where the databa
 itself; that may lag behind after a crash, since the ledger takes each exchange once.
 
 An entry is one `write`, which survives the end of this process however it ends; what a loss of power may take is
-bounded by `fsync_seconds`. What cannot be read is set aside as `*.damaged` beside the directories and never blocks the
+bounded by `fsync_seconds`. A directory that is taken away from a living process is noticed as often, and made anew with
+what was written lately; while that is impossible the journal counts as full, and keeps what it has. What cannot be read is set aside as `*.damaged` beside the directories and never blocks the
 rest. All calls are synchronous and may come from any thread.
 """
 
@@ -38,6 +39,7 @@ from meter.ledger.segment import (
     NotASegment,
     Segment,
     frame,
+    leads_to,
     sync_directory,
     write,
 )
@@ -117,6 +119,7 @@ class _Open:
             engine_prompt_tokens=self.advanced.engine_prompt_tokens,
             engine_completion_tokens=self.advanced.completion_tokens,
             usage_source="counted",
+            duration_ms=max(self.opened.record.duration_ms, self.advanced.duration_ms),
         )
         return msgspec.structs.replace(self.opened, record=record)
 
@@ -164,6 +167,7 @@ class Journal:
         self._retired: list[int] = []
         self._dirty = False
         self._named = True
+        self._homeless = False
         self._stopping = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="journal", daemon=True)
 
@@ -177,9 +181,7 @@ class Journal:
     def start(self) -> None:
         """Makes this process's directory. JournalFull, JournalBroken: nothing can be written there."""
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._home = Home.create(self.directory)
-            sync_directory(self.directory)
+            self._home = self._new_home()
         except OSError as error:
             raise self._failed(error) from error
         self._homes.append(self._home)
@@ -195,6 +197,8 @@ class Journal:
         self._stopping.set()
         self._keeper.join()
         with self._guard:
+            if self.backlog_rows or self._open:
+                self._housed()
             self._spare.give_up()
             self._seal()
             self._flush_or_tell()
@@ -227,7 +231,7 @@ class Journal:
     def finished(self, record: UsageRecord) -> None:
         """Writes how an exchange ended; from then on it will be booked. There is always room for one that was opened.
 
-        JournalFull: it was not opened here, and there is no room. JournalBroken: the disk takes nothing at all.
+        JournalFull: it was not opened here, and there is no room. JournalBroken: the disk takes nothing.
         """
         with self._guard:
             if record.exchange_id not in self._open and self.full:
@@ -242,7 +246,7 @@ class Journal:
     def full(self) -> bool:
         """Whether a new exchange would be refused."""
         room = ROOM_PER_EXCHANGE * (len(self._open) + 1)
-        return self.bytes + room > self._max_bytes or not self._spare.held
+        return self.bytes + room > self._max_bytes or not self._spare.held or self._homeless
 
     @property
     def backlog_rows(self) -> int:
@@ -262,7 +266,7 @@ class Journal:
         """Up to `rows` finished records that are to be shipped next; None: there are none.
 
         Directories take turns, so that a long backlog of one does not hold up another. The same batch comes again
-        until it is told to be `shipped`.
+        until it is told to be `shipped`. OSError: the disk gives nothing at the moment; ask again.
         """
         with self._guard:
             chosen = next(self._unshipped(), None)
@@ -279,8 +283,10 @@ class Journal:
                 if len(records) == rows:
                     return Batch(home, segment, records, start)
         except OSError as error:
-            if error.errno not in _LOST:
+            if error.errno not in _LOST or not self._housed():
                 raise
+            if segment not in home.segments or (error.errno == errno.ENOENT and segment.path.exists()):
+                return self.read(rows)  # the directory was made anew in the meantime
             self._set_aside_whole(home, segment.path, f"{segment.path} cannot be read: {error.strerror}.")
         return Batch(home, segment, records, end)
 
@@ -488,9 +494,12 @@ class Journal:
     def _set_aside_whole(self, home: Home, path: Path, reason: str) -> None:
         kept = self.directory / f"{home.path.name}-{path.stem}.damaged"
         self.damaged += 1
-        with suppress(FileNotFoundError):
+        try:
             path.rename(kept)
-        log.error("%s It is kept as %s, the rest goes on.", reason, kept.name)
+        except FileNotFoundError:
+            log.error("%s What it held is lost, the rest goes on.", reason)
+        else:
+            log.error("%s It is kept as %s, the rest goes on.", reason, kept.name)
 
     # writing
 
@@ -517,8 +526,8 @@ class Journal:
             return self._encoder.encode(entry)
 
     def _put(self, data: bytes) -> Segment:
-        segment = self._home.segments[-1] if self._descriptor is not None else None
-        if segment is None or segment.size + len(data) > self._segment_bytes:
+        segment = self._current
+        if (segment is None or segment.size + len(data) > self._segment_bytes) and (self._housed() or segment is None):
             segment = self._roll()
         assert self._descriptor is not None
         write(self._descriptor, data, segment.size)
@@ -528,6 +537,11 @@ class Journal:
         if not self._fsync_seconds:
             self._flush()
         return segment
+
+    @property
+    def _current(self) -> Segment | None:
+        """The segment at hand, if there is one."""
+        return self._home.segments[-1] if self._descriptor is not None else None
 
     def _roll(self) -> Segment:
         """Begins the next segment, seals the one before."""
@@ -557,7 +571,9 @@ class Journal:
             f"The journal {self.directory} cannot be written ({error.strerror}): check disk and rights."
         )
 
-    def _full(self) -> JournalFull:
+    def _full(self) -> JournalError:
+        if self._homeless:
+            return JournalBroken(f"The journal {self.directory} was taken away: check disk and rights.")
         if not self._spare.held:
             return JournalFull(f"The disk of the journal {self.directory} is full: free some space on it.")
         return JournalFull(
@@ -568,6 +584,7 @@ class Journal:
     def _keep(self) -> None:
         """A thread's work, so that no request waits for it: flushes, and takes the spare room again where it was lost."""
         while not self._stopping.wait(self._fsync_seconds or 1):
+            self._housed()
             if self._fsync_seconds:
                 self._flush_or_tell()
             with self._guard:
@@ -596,6 +613,64 @@ class Journal:
         finally:
             for descriptor in retired:
                 os.close(descriptor)
+
+    # a directory that is taken away
+
+    def _new_home(self) -> Home:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        home = Home.create(self.directory)
+        sync_directory(self.directory)
+        return home
+
+    def _housed(self) -> bool:
+        """Whether what is written can be found again; where the directory was removed or moved, it is made anew."""
+        with self._guard:
+            if self._is_in_place():
+                return True
+            try:
+                self._move(self._new_home())
+            except OSError as error:
+                if not self._homeless:
+                    log.error("The directory %s was taken away. %s", self._home.path, self._failed(error))
+                self._homeless = True
+            else:
+                self._homeless = False
+            return not self._homeless
+
+    def _is_in_place(self) -> bool:
+        current = self._current
+        return self._home.is_ours() and (
+            current is None or self._descriptor is None or leads_to(current.path, self._descriptor)
+        )
+
+    def _move(self, home: Home) -> None:
+        """Goes on in another directory. The segment at hand is still here, by its descriptor; others are if their files
+        are. OSError: nothing has changed."""
+        current, old = self._current, self._home.path
+        if current is not None and self._descriptor is not None:
+            try:
+                current.rescue(home.path, self._descriptor)
+            except OSError:
+                home.remove()
+                raise
+            self._seal()
+        lost = [each for each in self._home.segments if each is not current and not each.move(home.path)]
+        self._home.move(home)
+        self._spare = Spare(home.path / "spare")
+        self._spare.take()
+        self.damaged += len(lost)
+        records = sum(each.pending for each in lost)
+        for segment in lost:
+            self._home.segments.remove(segment)
+            self.bytes -= segment.size
+        if not self._home.pending:
+            self._home.oldest_at = None
+        log.error("The directory %s was taken away, with %d records; it goes on as %s.", old, records, home.path.name)
+        try:
+            for known in [each for each in self._open.values() if each.segment in lost]:
+                self._carry_over(known)
+        except JournalError as error:
+            log.warning("What is open is not noted anew: %s", error)
 
 
 def _ended(record: UsageRecord) -> float:

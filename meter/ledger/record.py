@@ -77,12 +77,16 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Advanced(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How far a running stream had come, noted with its slices, so that a crash books what was known by then."""
+    """How far a running stream had come, noted with its slices, so that a crash books what was known by then.
+
+    `duration_ms`: since it began; 0: not noted.
+    """
 
     exchange_id: UUID
     prompt_tokens: int
     completion_tokens: int
     engine_prompt_tokens: int = 0
+    duration_ms: int = 0
 
 
 MAX_INTEGER = 2**63 - 1

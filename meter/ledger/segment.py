@@ -162,6 +162,39 @@ class Segment:
         with self.path.open("r+b") as file:
             os.pwrite(file.fileno(), _HEADER.pack(MAGIC, position), 0)
 
+    def rescue(self, directory: Path, descriptor: int) -> None:
+        """Its content, as the descriptor still has it, becomes a file of the same name elsewhere. OSError: it did not."""
+        path = directory / self.path.name
+        copy = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            write(copy, _HEADER.pack(MAGIC, self.position), 0)
+            write(copy, os.pread(descriptor, self.size - HEADER_BYTES, HEADER_BYTES), HEADER_BYTES)
+            os.fsync(copy)
+            sync_directory(directory)
+        finally:
+            os.close(copy)
+        if leads_to(self.path, descriptor):
+            self.path.unlink()
+        self.path = path
+
+    def move(self, directory: Path) -> bool:
+        """Moves the file; False: it is not there any more, or not to be had."""
+        path = directory / self.path.name
+        try:
+            self.path.rename(path)
+        except OSError:
+            return False
+        self.path = path
+        return True
+
+
+def leads_to(path: Path, descriptor: int) -> bool:
+    """Whether this name is still that of the open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
 
 def write(descriptor: int, data: bytes, offset: int) -> None:
     """All of `data` at `offset`: one system call, more only where the disk took a part of it. OSError: it is full, …"""

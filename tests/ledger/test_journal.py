@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,7 @@ def test_what_was_open_is_handed_out_with_what_was_known(directory: Path) -> Non
                     prompt_tokens=9,
                     completion_tokens=tokens * 256,
                     engine_prompt_tokens=18,
+                    duration_ms=tokens * 1_000,
                 )
             )
         journal.finished(over.record)
@@ -137,6 +139,7 @@ def test_what_was_open_is_handed_out_with_what_was_known(directory: Path) -> Non
             engine_prompt_tokens=18,
             engine_completion_tokens=768,
             usage_source="counted",
+            duration_ms=3_000,
         )
         assert {each.record.exchange_id: each for each in adopted.unfinished} == {
             silent.record.exchange_id: silent,
@@ -238,13 +241,68 @@ def test_a_full_disk_refuses_the_new_and_is_forgotten_when_there_is_room(directo
         assert ship_all(journal) == [begun.record]
 
 
-def test_a_directory_that_is_gone_is_said_plainly(directory: Path) -> None:
-    with running(directory, segment_bytes=4_096) as journal:
+@pytest.mark.parametrize("fsync_seconds", [0, 60])
+@pytest.mark.parametrize("taken", ["", "*", "*/*.journal", "*/lock"])
+def test_a_directory_that_is_taken_away_is_made_anew_and_nothing_written_lately_is_lost(
+    directory: Path, taken: str, fsync_seconds: float
+) -> None:
+    with running(directory, fsync_seconds=fsync_seconds) as journal:
+        begun, written = opened(), [record() for _ in range(5)]
+        journal.opened(begun)
+        for each in written[:3]:
+            journal.finished(each)
+        take_away(directory, taken)
+        for each in written[3:]:
+            journal.finished(each)
+        assert ship_all(journal) == written
+        journal.opened(opened())
+        assert (journal.damaged, journal.full) == (0, False)
+        assert journal.bytes == sum(path.stat().st_size for path in segments(directory))
+    with running(directory) as successor:
+        assert begun in successor.adopt().unfinished
+
+
+def test_a_directory_that_is_taken_away_is_noticed_without_a_request(directory: Path) -> None:
+    with running(directory) as journal:
+        journal.finished(record())
         shutil.rmtree(directory)
-        with pytest.raises(JournalBroken, match=r"cannot be written .*: check disk and rights"):
-            for _ in range(20):
-                journal.opened(opened())
-        assert journal.failures == 1
+        assert reached(lambda: segments(directory) and not journal.full)
+        assert journal.backlog_rows == 1
+
+
+def test_what_is_open_in_a_segment_that_was_taken_away_is_noted_anew(directory: Path) -> None:
+    begun = opened()
+    with running(directory, fsync_seconds=60, segment_bytes=4_096) as journal:
+        journal.opened(begun)
+        while len(segments(directory)) < 3:
+            journal.finished(record())
+        lost = sum(path.read_bytes().count(b"exchange_id") for path in segments(directory)[:2]) - 1
+        written = journal.backlog_rows
+        shutil.rmtree(directory)
+        assert len(ship_all(journal)) == written - lost
+        assert (journal.damaged, journal.backlog_rows, journal.oldest_at) == (2, 0, None)
+    with running(directory) as successor:
+        assert successor.adopt().unfinished == [begun]
+
+
+def test_a_directory_that_cannot_be_made_anew_is_said_plainly_and_nothing_is_lost(directory: Path) -> None:
+    with running(directory, segment_bytes=4_096) as journal:
+        begun = [opened() for _ in range(30)]
+        for each in begun:
+            journal.opened(each)
+        shutil.rmtree(directory)
+        directory.write_text("no directory")
+        assert reached(lambda: journal.full)
+        with pytest.raises(JournalBroken, match=r"was taken away: check disk and rights"):
+            journal.opened(opened())
+        for each in begun:
+            journal.finished(each.record)
+        with pytest.raises(OSError, match="directory"):
+            journal.read(100)
+        assert (journal.failures, journal.backlog_rows) == (1, 30)
+        directory.unlink()
+        assert reached(lambda: not journal.full)
+        assert ship_all(journal) == [each.record for each in begun]
 
 
 def test_a_place_that_is_no_directory_is_said_plainly(tmp_path: Path) -> None:
@@ -367,6 +425,20 @@ def test_whatever_happens_to_the_file_the_rest_is_read(tmp_path: Path, cut: int 
     if cut is None:
         assert len(found) >= len(written) - len(flips)
     assert segments(directory) == []
+
+
+def take_away(directory: Path, taken: str) -> None:
+    """What the pattern finds in it; without one, all of it."""
+    for path in directory.glob(taken) if taken else [directory]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def reached(look: Callable[[], object]) -> bool:
+    """Whether it comes true within a deadline."""
+    deadline = time.monotonic() + 20
+    while not look() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(look())
 
 
 @contextmanager
