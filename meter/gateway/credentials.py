@@ -46,7 +46,7 @@ def tags(headers: CIMultiDictProxy[str], of_key: Mapping[str, str]) -> dict[str,
         return dict(of_key)
     pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
     said = {name.strip(): text.strip() for name, _, text in pairs}
-    wrong = any(not sign or not name.strip() for name, sign, _ in pairs) or len(said) > MAX_TAGS
+    wrong = any(not sign or not name.strip() for name, sign, _ in pairs) or len(said) > MAX_TAGS or not _is_text(value)
     if wrong or any(len(text) > MAX_TAG_LENGTH for pair in said.items() for text in pair):
         raise replies.bad_request(
             f"x-weir-tags must be up to {MAX_TAGS} pairs name=value, separated by commas, each at most"
@@ -54,6 +54,11 @@ def tags(headers: CIMultiDictProxy[str], of_key: Mapping[str, str]) -> dict[str,
             "x-weir-tags",
         )
     return {**of_key, **said}
+
+
+def _is_text(value: str) -> bool:
+    """Bytes that are no UTF-8 come as lone surrogates."""
+    return value.isprintable()
 
 
 def refuses_overage(headers: CIMultiDictProxy[str]) -> bool:

@@ -88,7 +88,24 @@ class Gateway:
     async def serve(self, admission: Admission) -> web.StreamResponse:
         """One exchange on one route: its targets are tried in turn while nothing of an answer was passed on."""
         async with Exchange(self, admission) as exchange:
+            if exchange.drains:
+                return await self._through_hangups(exchange)
             return await relay.first_that_answers(exchange)
+
+    async def _through_hangups(self, exchange: Exchange) -> web.StreamResponse:
+        """`on_hangup: drain`: a client that leaves does not stop the engine; the answer is read and booked to its end."""
+        answering = asyncio.ensure_future(relay.first_that_answers(exchange))
+        try:
+            return await asyncio.shield(answering)
+        except asyncio.CancelledError:
+            if self.leaving:
+                answering.cancel()
+            exchange.abandoned = not self.leaving
+            try:
+                await answering
+            except EngineUnavailable as away:
+                exchange.book("engine_unavailable", Usage(), status=away.status, reason=away.phase)
+            raise
 
     def identify(self, http: web.BaseRequest) -> Caller:
         try:
@@ -186,8 +203,10 @@ class Exchange:
     __slots__ = (
         "_booked",
         "_noted",
+        "abandoned",
         "admission",
         "attempt",
+        "drains",
         "finish_reason",
         "first_token",
         "gateway",
@@ -206,6 +225,9 @@ class Exchange:
         self.finish_reason: str | None = None
         self.usage: Callable[[], Usage] = Usage
         """What was used so far; the relay says it better as it learns."""
+        self.drains = admission.wanted.caller.tier.on_hangup == "drain"
+        self.abandoned = False
+        """The client left, but the answer is read to its end."""
         self._booked = False
         self._noted = 0
 
@@ -217,7 +239,7 @@ class Exchange:
         try:
             gateway.journal.opened(Opened(record=crashed, account_slot=wanted.caller.account.slot, scope_names=scopes))
         except JournalError as full:
-            log.warning("an exchange could not be noted", request_id=str(wanted.visit.request_id), reason=str(full))
+            log.info("an exchange could not be noted", request_id=str(wanted.visit.request_id), reason=str(full))
             if gateway.config.ledger.on_journal_full == "deny":
                 gateway.settle_later(wanted.caller, self.lease, 0)
                 raise replies.ledger_full() from None
@@ -248,6 +270,8 @@ class Exchange:
             return
         self._booked = True
         gateway, wanted = self.gateway, self.admission.wanted
+        if self.abandoned and ending == "completed":
+            ending, reason = "client_gone", "drained"
         record = self._record(ending, usage, status, reason)
         try:
             gateway.journal.finished(record)

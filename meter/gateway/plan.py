@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meter.callers.tiers import Tier
+from quotas.policy import MAX_TOKENS
 from quotas.store import Ask, Target
 
 SLICE = 256
@@ -13,6 +14,10 @@ SLICE = 256
 UNKNOWN_CONTEXT = 131_072
 """Output limit where neither the caller, nor the tier, nor the model's context names one: the largest context that
 current open models are commonly served with. The cap's clamp lowers it to what is left."""
+
+
+MOST = MAX_TOKENS + 1
+"""More than any limit allows; sums stay exact below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +70,9 @@ def generation(size: Size, tier: Tier, *, streamed: bool) -> Plan:
     asked = size.asked_output if size.asked_output is not None else tier.default_output_tokens
     bounds = (asked, tier.max_output_tokens, _context_room(size))
     limit = min((bound for bound in bounds if bound is not None), default=UNKNOWN_CONTEXT)
-    ceiling = size.prompt_bound + size.choices * limit
+    ceiling = min(MOST, size.prompt_bound + size.choices * limit)
     expected = min(ceiling, size.prompt_estimate + size.choices * min(size.learned_output, limit))
-    least = size.prompt_bound + size.choices * min(tier.min_output_tokens, limit)
+    least = min(ceiling, size.prompt_bound + size.choices * min(tier.min_output_tokens, limit))
     first_hold = min(ceiling, max(expected, size.prompt_bound + SLICE, least)) if streamed else ceiling
     lowered = size.asked_output is not None and limit < size.asked_output
     return Plan(limit, lowered, expected, first_hold, ceiling, least)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from engine_adapter import vllm
 from engine_adapter.answers import NotAnAnswer, read_answer
@@ -24,6 +24,7 @@ from meter.gateway import plan, replies
 from meter.gateway.fleet import Target
 from meter.gateway.replies import Reply
 from meter.ledger.record import Ending
+from meter.telemetry import log
 
 if TYPE_CHECKING:
     from meter.gateway.exchange import Exchange
@@ -82,7 +83,7 @@ async def first_that_answers(exchange: Exchange) -> web.StreamResponse:
         except EngineUnavailable as away:
             failure = away
             if away.phase != "busy":
-                target.backend.fitness.failed(exchange.gateway.timer())
+                _fails(exchange, target)
     assert failure is not None
     raise failure
 
@@ -105,7 +106,7 @@ async def _from(exchange: Exchange, target: Target) -> web.StreamResponse:
         async with await _open(exchange, target) as answer:
             if answer.status != 200:
                 raise await _said(answer, backend.terms.idle_seconds)
-            if streamed and _is_event_stream(answer):
+            if streamed and not _is_json(answer):
                 return await _Stream(exchange, target, answer, sent).relay()
             return await _plain(exchange, target, answer, sent)
     finally:
@@ -136,8 +137,23 @@ async def _open(exchange: Exchange, target: Target) -> Answer:
     )
 
 
-def _is_event_stream(answer: Answer) -> bool:
-    return any(name == b"content-type" and b"text/event-stream" in value.lower() for name, value in answer.headers)
+def _is_json(answer: Answer) -> bool:
+    """Whether a worker that was asked for a stream sends one plain answer; a stream need not say what it is."""
+    return any(name == b"content-type" and b"json" in value.lower() for name, value in answer.headers)
+
+
+def _works(target: Target) -> None:
+    if not target.backend.fitness.closed:
+        log.warning("a backend answers again", backend=target.backend.name)
+    target.backend.fitness.ok()
+
+
+def _fails(exchange: Exchange, target: Target) -> None:
+    fitness = target.backend.fitness
+    was = fitness.closed
+    fitness.failed(exchange.gateway.timer())
+    if was and not fitness.closed:
+        log.warning("a backend does not answer: requests avoid it", backend=target.backend.name)
 
 
 async def _said(answer: Answer, seconds: float) -> EngineUnavailable | EngineRefused:
@@ -178,7 +194,7 @@ def _is_error(body: bytes) -> bool:
 async def _plain(exchange: Exchange, target: Target, answer: Answer, sent: float) -> web.Response:
     gateway, admission = exchange.gateway, exchange.admission
     try:
-        body = await _whole(exchange, answer, target.backend.terms.idle_seconds)
+        body = await answer.read_all(target.backend.terms.idle_seconds, MAX_ANSWER_BYTES)
         answered = read_answer(
             admission.wanted.call.endpoint,
             body,
@@ -189,7 +205,12 @@ async def _plain(exchange: Exchange, target: Target, answer: Answer, sent: float
         raise EngineUnavailable("The worker fell silent within its answer.", phase="head", status=504) from None
     except (EngineBroke, NotAnAnswer) as broken:
         raise EngineUnavailable(str(broken), phase="head") from None
-    target.backend.fitness.ok()
+    if answered.usage.source != "engine" and _is_error(body):
+        said = vllm.error_of(502, body)
+        raise EngineSaid(Reply(502, said.type, said.code, said.message, said.param, as_it_came=body))
+    if answered.finish_reason == "abort":  # vLLM's word for a request it gave up, for example when it is stopped
+        raise EngineUnavailable("The worker gave its answer up.", phase="head", status=503)
+    _works(target)
     exchange.finish_reason = answered.finish_reason
     target.backend.learn_pace(answered.usage.completion // admission.size.choices, gateway.timer() - sent)
     exchange.book("completed", answered.usage, status=200)
@@ -197,20 +218,6 @@ async def _plain(exchange: Exchange, target: Target, answer: Answer, sent: float
     _head(exchange, target, answer, response)
     response.content_type = "application/json"
     return response
-
-
-async def _whole(exchange: Exchange, answer: Answer, seconds: float) -> bytes:
-    """The body; read to its end even for a client that left, if its tier says `on_hangup: drain`."""
-    if exchange.admission.wanted.caller.tier.on_hangup == "abort":
-        return await answer.read_all(seconds, MAX_ANSWER_BYTES)
-    reading = asyncio.ensure_future(answer.read_all(seconds, MAX_ANSWER_BYTES))
-    try:
-        return await asyncio.shield(reading)
-    except asyncio.CancelledError:
-        if exchange.gateway.leaving:
-            reading.cancel()
-            raise
-        return await reading
 
 
 def _unanswered(exchange: Exchange, target: Target, waited: float) -> Usage:
@@ -271,13 +278,12 @@ class _Stream:
         try:
             await self._pass_on(response, first)
         except EngineBroke as broken:
-            self._target.backend.fitness.failed(self._timer())
-            await self._break(response, "engine_broke", broken.phase, f"The answer is incomplete. {broken}")
+            _fails(self._exchange, self._target)
+            said = replies.engine_unavailable(502, f"The answer is incomplete. {broken}")
+            await self._break(response, "engine_broke", broken.phase, said)
         except asyncio.CancelledError:
             if self._exchange.gateway.leaving:
-                await self._break(response, "shut_down", "grace", "The answer is incomplete: the server is stopping.")
-            elif self._exchange.admission.wanted.caller.tier.on_hangup == "drain":
-                await self._drain()
+                await self._break(response, "shut_down", "grace", replies.shutting_down())
             raise
         return response
 
@@ -317,15 +323,41 @@ class _Stream:
         exchange = self._exchange
         exchange.first_token = self._timer()
         exchange.usage = self._scanner.usage
-        self._target.backend.fitness.ok()
+        _works(self._target)
         visit = exchange.admission.wanted.visit
         response = visit.response = web.StreamResponse()
+        if visit.http.version < HttpVersion11:  # the end of the connection is the end of the answer
+            response.force_close()
         _head(exchange, self._target, self._answer, response)
         response.headers["content-type"] = "text/event-stream; charset=utf-8"
         response.headers["cache-control"] = "no-cache"
         response.headers["x-accel-buffering"] = "no"
-        await response.prepare(visit.http)
+        if not exchange.abandoned:
+            await response.prepare(visit.http)
         return response
+
+    async def _send(self, response: web.StreamResponse, data: bytes) -> None:
+        """To the client, as fast as it reads; one that reads nothing for the idle time counts as gone."""
+        exchange, transport = self._exchange, self._exchange.admission.wanted.visit.http.transport
+        if exchange.abandoned or not data:
+            return None
+        try:
+            if transport is None or not transport.get_write_buffer_size():
+                return await response.write(data)
+            async with asyncio.timeout(self._target.backend.terms.idle_seconds):
+                await response.write(data)
+        except TimeoutError:
+            assert transport is not None
+            transport.abort()
+            raise ConnectionResetError("the client reads nothing") from None
+        except ConnectionError:
+            if not exchange.drains:
+                raise
+            exchange.abandoned = True
+
+    async def _close(self, response: web.StreamResponse) -> None:
+        if not self._exchange.abandoned:
+            await response.write_eof()
 
     async def _pass_on(self, response: web.StreamResponse, out: bytes) -> None:
         """Each piece is booked before it is passed on if it ends the answer, then charged."""
@@ -333,12 +365,11 @@ class _Stream:
         deadline = self._timer() + idle
         while True:
             if scanner.error is not None:
-                await response.write(out)
+                await self._send(response, out)
                 raise EngineBroke(f"The worker gave it up: {scanner.error.message}", phase="error_event")
             if scanner.done:
                 return await self._complete(response, out)
-            if out:
-                await response.write(out)
+            await self._send(response, out)
             if await self._must_end():
                 return await self._cut(response)
             try:
@@ -352,18 +383,6 @@ class _Stream:
             if scanner.events != seen:
                 deadline = self._timer() + idle
 
-    async def _drain(self) -> None:
-        """The client left, but its tier lets the engine finish: read on to the end, and book all of it."""
-        try:
-            while not self._scanner.done and not await self._must_end():
-                if not (piece := await self._answer.read(self._target.backend.terms.idle_seconds)):
-                    break
-                self._scanner.feed(piece)
-        except (EngineBroke, TimeoutError):
-            pass
-        self._exchange.finish_reason = self._scanner.finish_reason
-        self._exchange.book("client_gone", self._scanner.usage(), reason="drained")
-
     async def _must_end(self) -> bool:
         """Reports what was used and extends the hold ahead of need; True when nothing more may be delivered."""
         used = self._scanner.live_prompt + self._scanner.live_completion
@@ -376,7 +395,7 @@ class _Stream:
     async def _complete(self, response: web.StreamResponse, out: bytes) -> None:
         scanner, exchange = self._scanner, self._exchange
         if not scanner.done and scanner.finish_reason is None:
-            await response.write(out)
+            await self._send(response, out)
             raise EngineBroke("The worker's stream ended within the answer.", phase="cut")
         exchange.finish_reason = scanner.finish_reason
         usage = scanner.usage()
@@ -386,19 +405,17 @@ class _Stream:
             exchange.book("engine_broke", usage, status=200, reason="abort")
         else:
             exchange.book("completed", usage, status=200)
-        await response.write(out)
+        await self._send(response, out)
         await self._tail(response)
-        await response.write_eof()
+        await self._close(response)
 
     async def _tail(self, response: web.StreamResponse) -> None:
         """What may still come after [DONE], so that the connection can be used again."""
         try:
             async with asyncio.timeout(TAIL_SECONDS):
                 while piece := await self._answer.read():
-                    if out := self._scanner.feed(piece):
-                        await response.write(out)
-            if out := self._scanner.end():
-                await response.write(out)
+                    await self._send(response, self._scanner.feed(piece))
+            await self._send(response, self._scanner.end())
         except (TimeoutError, EngineBroke):
             return
 
@@ -408,16 +425,16 @@ class _Stream:
         ending = self._scanner.cut()
         self._exchange.finish_reason = "length"
         self._exchange.book("cut_at_cap", self._scanner.usage(), status=200, reason="cap")
-        await response.write(ending)
-        await response.write_eof()
+        await self._send(response, ending)
+        await self._close(response)
 
-    async def _break(self, response: web.StreamResponse, ending: Ending, reason: str, message: str) -> None:
+    async def _break(self, response: web.StreamResponse, ending: Ending, reason: str, said: Reply) -> None:
         """After its head a stream can only end with an error event, and without [DONE]."""
         exchange = self._exchange
         exchange.finish_reason = self._scanner.finish_reason
         exchange.book(ending, self._scanner.usage(), status=200, reason=reason)
-        await response.write(replies.engine_unavailable(502, message).event)
-        await response.write_eof()
+        await self._send(response, said.event)
+        await self._close(response)
 
 
 def _event_said(scanner: Scanner) -> EngineUnavailable:

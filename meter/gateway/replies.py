@@ -105,10 +105,8 @@ def unavailable(code: str, message: str, *, retry_after: float = 1.0) -> Reply:
     return Reply(503, "server_error", code, message, headers=_retry(retry_after))
 
 
-def quota_unavailable() -> Reply:
-    return unavailable(
-        "quota_unavailable", "The quota store cannot be reached, so nothing can be admitted; try again shortly."
-    )
+def quota_unavailable(so: str = "nothing can be admitted") -> Reply:
+    return unavailable("quota_unavailable", f"The quota store cannot be reached, so {so}; try again shortly.")
 
 
 def ledger_full() -> Reply:

@@ -7,6 +7,7 @@ client that leaves is noticed only at the next write (https://docs.aiohttp.org/e
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import Awaitable, Callable
 from urllib.parse import unquote
@@ -32,6 +33,8 @@ CLIENT_CLOSED = 499
 
 MODELS, QUOTA = "/v1/models", "/v1/quota"
 _NONE = "none"
+_ABSOLUTE = re.compile(r"^https?://[^/?]*", re.IGNORECASE)
+"""What a target in absolute form has before its path (RFC 9112, 3.2.2); our own address, whatever it says."""
 
 
 class TrafficSite:
@@ -111,7 +114,7 @@ class TrafficSite:
                 self._idle.set()
 
     def _visit(self, http: web.BaseRequest) -> Visit:
-        path, _, query = http.raw_path.partition("?")
+        path, _, query = _ABSOLUTE.sub("", http.raw_path).partition("?")
         visit = Visit(
             http=http,
             path=path,
@@ -185,7 +188,7 @@ class TrafficSite:
             with self._gateway.timed("peek"):
                 view = await self._gateway.store.peek(caller.account)
         except StoreUnavailable:
-            raise replies.quota_unavailable() from None
+            raise replies.quota_unavailable("its windows cannot be shown") from None
         return _json(visit, _quota_of(view, caller.key_id))
 
     def _respond(self, visit: Visit, reply: Reply) -> web.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from datetime import UTC, datetime
@@ -48,7 +49,10 @@ class _Json(logging.Formatter):
             line["logger"] = record.name
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        try:
+            return msgspec.json.encode(line, enc_hook=str).decode()
+        except UnicodeEncodeError:  # text from outside may hold lone surrogates
+            return json.dumps(line, default=str)
 
 
 class _Text(logging.Formatter):

@@ -53,6 +53,12 @@ class Answer:
         return [part.removeprefix("data: ") for part in self.body.decode().split("\n\n") if part]
 
 
+def _laid_over(base: Any, fields: Any) -> Any:
+    if not isinstance(base, dict) or not isinstance(fields, dict):
+        return fields
+    return {**base, **{name: _laid_over(base.get(name), value) for name, value in fields.items()}}
+
+
 class House:
     """`tier`: fields of the tier "test", which the key is on. `model`: fields of m1 beside its routes."""
 
@@ -108,7 +114,7 @@ class House:
             "prices": {"m1@u1": {"prompt": 1, "completion": 2}, "m1@u2": {"prompt": 0.1, "completion": 0.2}},
         }
         for name, fields in self._sections.items():
-            sections[name] = {**sections.get(name, {}), **fields} if isinstance(fields, dict) else fields
+            sections[name] = _laid_over(sections.get(name, {}), fields)
         return sections
 
     async def _make_key(self) -> None:
