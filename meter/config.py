@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
+from engine_adapter.http1 import Origin
 from meter.callers.tiers import LimitTerms, ScopeTerms, Terms, Tier, Whole
+
+NAME = r"^[^\s@\x00-\x1f]+$"
+TOKENIZER = r"^(bytes|engine|tiktoken:.+|file:.+)$"
+KEY_ID = r"^[A-Za-z0-9]{4,64}$"
+SHA256 = r"^[0-9a-f]{64}$"
 
 Port = Annotated[Whole, Field(ge=0, le=65_535)]
 Positive = Annotated[float, Field(gt=0, le=86_400)]
-Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\s@\x00-\x1f]+$")]
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=NAME)]
 
 
 class ConfigError(Exception):
@@ -92,9 +99,17 @@ class QuotaStoreTerms(Terms):
     @field_validator("url")
     @classmethod
     def _known(cls, url: str) -> str:
-        if urlsplit(url).scheme not in {"memory", "redis", "rediss"}:
+        if _scheme(url) not in {"memory", "redis", "rediss"}:
             raise PydanticCustomError("url", "must be memory://, redis://host:port/db or rediss://host:port/db")
         return url
+
+    @field_validator("local_share", mode="wrap")
+    @classmethod
+    def _share(cls, value: object, judged: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return judged(value)
+        except ValidationError as error:
+            raise PydanticCustomError("share", "must be auto, or a number above 0 and up to 1") from error
 
 
 class LedgerTerms(Terms):
@@ -110,7 +125,7 @@ class LedgerTerms(Terms):
     @field_validator("url")
     @classmethod
     def _known(cls, url: str) -> str:
-        if urlsplit(url).scheme not in {"sqlite+aiosqlite", "postgresql+asyncpg"}:
+        if _scheme(url) not in {"sqlite+aiosqlite", "postgresql+asyncpg"}:
             raise PydanticCustomError("url", "must be sqlite+aiosqlite:///file.db or postgresql+asyncpg://user@host/db")
         return url
 
@@ -131,16 +146,28 @@ class BackendTerms(Secret):
     @field_validator("url")
     @classmethod
     def _http(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if (
-            parts.scheme not in {"http", "https"}
-            or not parts.hostname
-            or parts.query
-            or parts.fragment
-            or parts.username
-        ):
+        if not _is_address(url):
             raise PydanticCustomError("url", "must be http://host:port or https://host:port, with a path prefix if any")
         return url.rstrip("/")
+
+
+def _scheme(url: str) -> str:
+    """Of a URL whose host and port are ones; otherwise ""."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme if parts.port != 0 else ""
+    except ValueError:
+        return ""
+
+
+def _is_address(url: str) -> bool:
+    """Whether a backend can be asked there."""
+    try:
+        Origin.parse(url)
+        parts = urlsplit(url)
+        return not (parts.query or parts.fragment or parts.username)
+    except ValueError:
+        return False
 
 
 class TargetTerms(Terms):
@@ -155,7 +182,7 @@ class TargetTerms(Terms):
 class ModelTerms(Terms):
     primary: Annotated[tuple[TargetTerms, ...], Field(min_length=1)]
     overflow: tuple[TargetTerms, ...] = ()
-    tokenizer: Annotated[str, Field(pattern=r"^(bytes|engine|tiktoken:.+|file:.+)$")] = "bytes"
+    tokenizer: Annotated[str, Field(pattern=TOKENIZER)] = "bytes"
     expose_served_model: bool = False
 
 
@@ -177,11 +204,11 @@ class FileTeam(ScopeTerms):
 
 
 class FileKey(Terms):
-    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9]{4,64}$")]
+    id: Annotated[str, Field(pattern=KEY_ID)]
     name: Annotated[str, Field(min_length=1, max_length=300)]
     tier: str
     team: str | None = None
-    secret_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    secret_sha256: Annotated[str, Field(pattern=SHA256)]
 
 
 class LogTerms(Terms):
@@ -206,28 +233,29 @@ class Config(Terms):
     log: LogTerms = LogTerms()
 
     @model_validator(mode="after")
-    def _names_exist(self) -> Self:
-        if missing := _dangling(self.model_dump()):
-            reason = "; ".join(f"{path}: {said}" for path, said in missing)
-            raise PydanticCustomError(_DANGLING, "{reason}", {"reason": reason})
+    def _fits_together(self) -> Self:
+        if found := _misfits(self.model_dump()):
+            reason = "; ".join(f"{path}: {said}" for path, said in found)
+            raise PydanticCustomError(_MISFITS, "{reason}", {"reason": reason})
         return self
 
 
 def load(path: Path | None, environ: Mapping[str, str] = os.environ) -> Config:
     """Reads the file (None: nothing but defaults), lays the environment over it, validates. Raises ConfigError."""
-    tree = _read(path) if path is not None else {}
-    mistakes = _overlay(tree, environ)
+    tree, mistakes = _read(path) if path is not None else ({}, [])
+    variables, unread = _overlay(tree, environ)
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        mistakes += _mistakes(error) + _hidden_policies(tree, error) + _dangling(tree)
-    if mistakes:
-        raise ConfigError(list(dict.fromkeys(mistakes)))
+        found = _mistakes(error) + _hidden_policies(tree, error) + _misfits(tree)
+        mistakes += [(where, reason + _origin(where, variables)) for where, reason in found]
+    if mistakes or unread:
+        raise ConfigError(list(dict.fromkeys(mistakes + unread)))
     return config
 
 
 Mistake = tuple[str, str]
-_DANGLING = "dangling"
+_MISFITS = "misfits"
 LIMITS = ("rate", "burst", "cap", "max_parallel")
 SHADOW = ("shadow",)
 
@@ -235,14 +263,46 @@ SHADOW = ("shadow",)
 def _mistakes(error: ValidationError) -> list[Mistake]:
     found: list[Mistake] = []
     for item in error.errors(include_url=False):
-        path = _path(item["loc"])
         if item["type"] == "policy":
             found += [(_path((*item["loc"], field)), reason) for field, reason in item["ctx"]["problems"]]
-        elif item["type"] == "extra_forbidden":
-            found.append((path, "is not a name here; the configuration reference lists those that are"))
-        elif item["type"] != _DANGLING:
-            found.append((path, item["msg"].replace("Input should be", "must be")))
+        elif item["type"] != _MISFITS:
+            found.append((_path(item["loc"]), _plain(item)))
     return found
+
+
+_PLAIN = {
+    "extra_forbidden": "is not a name here; the configuration reference lists those that are",
+    "missing": "is required",
+    "too_short": "must have at least one entry",
+    "string_too_short": "must not be empty",
+    "string_type": "must be text; put it in quotes if it looks like a number or a date",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping of names to values",
+    "model_type": "must be a mapping of names to values",
+    "path_type": "must be a path, as text",
+    NAME: "must be a name without spaces and without @",
+    TOKENIZER: "must be bytes, engine, tiktoken:<encoding> or file:<path>",
+    KEY_ID: "must be 4 to 64 letters and digits",
+    SHA256: "must be the secret's SHA-256 as 64 hexadecimal digits in lower case",
+}
+"""What would be right, by the kind of mistake, or by the pattern that was missed."""
+
+
+def _plain(item: ErrorDetails) -> str:
+    pattern = item.get("ctx", {}).get("pattern")
+    return _PLAIN.get(pattern or item["type"]) or item["msg"].replace("Input should be", "must be")
+
+
+def _origin(where: str, variables: Mapping[str, str]) -> str:
+    """Which variables had a say in the value `where`; "" for what is the file's alone."""
+    steps = where.split(".")
+    named = [
+        name for path, name in variables.items() if all(a == b for a, b in zip(path.split("."), steps, strict=False))
+    ]
+    return f" (set by {', '.join(named)})" if named else ""
 
 
 def _hidden_policies(tree: dict[str, Any], error: ValidationError) -> list[Mistake]:
@@ -260,25 +320,76 @@ def _hidden_policies(tree: dict[str, Any], error: ValidationError) -> list[Mista
     return found
 
 
-def _dangling(tree: Mapping[str, Any]) -> list[Mistake]:
-    """Names that are used and not there; `tree` may be of any shape."""
-    backends, models, tiers = (_named(tree, section) for section in ("backends", "models", "tiers"))
-    found = [
-        (f"models.{name}.{route}.{position}.backend", f"there is no backend {target['backend']!r}")
-        for name, model in models.items()
-        for route in ("primary", "overflow")
-        for position, target in enumerate(_listed(model, route))
-        if isinstance(target, dict) and isinstance(target.get("backend"), str) and target["backend"] not in backends
-    ]
+def _misfits(tree: Mapping[str, Any]) -> list[Mistake]:
+    """What is right alone and wrong beside the rest; `tree` may be of any shape."""
+    return [*_dangling(tree), *_same_name(tree), *_same_address(tree)]
+
+
+def _dangling(tree: Mapping[str, Any]) -> Iterator[Mistake]:
+    """Names that are used and not there."""
+    backends, models, tiers, teams = (_named(tree, section) for section in ("backends", "models", "tiers", "teams"))
+    for name, model in models.items():
+        for route in ("primary", "overflow"):
+            for position, target in enumerate(_listed(model, route)):
+                place = f"models.{name}.{route}.{position}.backend"
+                yield from _unknown(place, "backend", _value(target, "backend"), backends)
+    for name, tier in tiers.items():
+        for position, model in enumerate(_listed(tier, "models")):
+            yield from _unknown(f"tiers.{name}.models.{position}", "model", model, models)
     for pair in _named(tree, "prices"):
         model, _, backend = str(pair).partition("@")
         if model not in models or backend not in backends:
-            found.append((f"prices.{pair}", "must be model@backend of this file"))
+            yield f"prices.{pair}", "must be model@backend of this file"
     for position, key in enumerate(_listed(tree, "keys")):
-        tier = key.get("tier") if isinstance(key, dict) else None
-        if isinstance(tier, str) and tier not in {*tiers, "standard"}:
-            found.append((f"keys.{position}.tier", f"there is no tier {tier!r}"))
-    return found
+        yield from _unknown(f"keys.{position}.tier", "tier", _value(key, "tier"), {*tiers, "standard"})
+        yield from _unknown(f"keys.{position}.team", "team", _value(key, "team"), teams)
+
+
+def _unknown(place: str, kind: str, name: object, known: Container[object]) -> Iterator[Mistake]:
+    if isinstance(name, str) and name not in known:
+        yield place, f"there is no {kind} {name!r} in this configuration"
+
+
+def _same_name(tree: Mapping[str, Any]) -> Iterator[Mistake]:
+    """The audit log knows who it was by the token's name."""
+    seen: set[str] = set()
+    for position, token in enumerate(_listed(tree.get("admin"), "tokens")):
+        name = _value(token, "name")
+        if isinstance(name, str) and name in seen:
+            yield f"admin.tokens.{position}.name", f"there is another token {name!r}; each needs a name of its own"
+        elif isinstance(name, str):
+            seen.add(name)
+
+
+SITES: Mapping[str, ListenTerms | HealthTerms | AdminTerms] = {
+    "listen": ListenTerms(),
+    "health": HealthTerms(),
+    "admin": AdminTerms(),
+}
+"""The sections that say where a site listens, with their defaults."""
+
+
+def _same_address(tree: Mapping[str, Any]) -> Iterator[Mistake]:
+    for one, other in combinations(SITES, 2):
+        (host, port), (other_host, other_port) = (_address(tree, section) for section in (one, other))
+        if port == other_port and port != 0 and _same_host(host, other_host):
+            yield f"{other}.port", f"{one}.port is {port} on the same address; each site needs a port of its own"
+
+
+def _address(tree: Mapping[str, Any], section: str) -> tuple[str, object]:
+    default, said = SITES[section], _named(tree, section)
+    return str(said.get("host", default.host)), said.get("port", default.port)
+
+
+def _same_host(one: str, other: str) -> bool:
+    """Whether one port cannot be had on both: 0.0.0.0 is every IPv4 address, :: every IPv6 address."""
+    one, other = ("127.0.0.1" if host == "localhost" else host for host in (one, other))
+    every = "::" if ":" in one else "0.0.0.0"  # noqa: S104  compared, not listened on
+    return one == other or ((":" in one) == (":" in other) and every in (one, other))
+
+
+def _value(terms: object, name: str) -> object:
+    return terms.get(name) if isinstance(terms, dict) else None
 
 
 def _named(tree: Mapping[str, Any], section: str) -> dict[Any, Any]:
@@ -291,36 +402,77 @@ def _listed(tree: object, name: str) -> list[Any] | tuple[Any, ...]:
     return value if isinstance(value, list | tuple) else []
 
 
-def _read(path: Path) -> dict[str, Any]:
+class _Loader(yaml.SafeLoader):
+    """Notes names that stand twice in one mapping: YAML 1.2.2 (3.2.1.1) wants them unique, PyYAML takes the last."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.doubled: list[tuple[int, str]] = []
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    self.doubled.append((key.start_mark.line + 1, key.value))
+                seen.add((key.tag, key.value))
+        return node
+
+
+def _parsed(text: str) -> tuple[Any, list[tuple[int, str]]]:
+    """The value, and each (line, name) that stands a second time in its mapping. YAMLError, ValueError (a 13th month)."""
+    loader = _Loader(text)
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return loader.get_single_data(), loader.doubled
+    finally:
+        loader.dispose()
+
+
+def _read(path: Path) -> tuple[dict[str, Any], list[Mistake]]:
+    try:
+        tree, doubled = _parsed(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError([(str(path), f"cannot be read: {error.strerror}")]) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError([(str(path), f"is not YAML: {' '.join(str(error).split())}")]) from error
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
+    if tree is not None and not isinstance(tree, dict):
         raise ConfigError([(str(path), "must be a mapping of sections (listen:, backends:, models: …)")])
-    return {name: section for name, section in tree.items() if section is not None}
+    mistakes = [(f"{path}, line {line}", f"{name!r} stands there a second time; keep one") for line, name in doubled]
+    return {name: section for name, section in (tree or {}).items() if section is not None}, mistakes
 
 
-def _overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """WEIR_SECTION__NAME=value sets tree[section][name]; values are YAML, names match in any case."""
-    mistakes = []
+def _overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> tuple[dict[str, str], list[Mistake]]:
+    """WEIR_SECTION__NAME=value sets tree[section][name]; values are YAML, names match in any case.
+
+    Gives the variables by the path of the value they set, and what is wrong with those that set none.
+    """
+    variables: dict[str, str] = {}
+    mistakes: list[Mistake] = []
     for variable in sorted(environ):
         if not variable.startswith("WEIR_") or "__" not in variable:
             continue
-        node, steps = tree, variable.removeprefix("WEIR_").split("__")
         try:
-            for step in steps[:-1]:
-                node = node.setdefault(_spelt(node, step), {})
-            node[_spelt(node, steps[-1])] = yaml.safe_load(environ[variable])
+            value, doubled = _parsed(environ[variable])
+            if doubled:
+                mistakes.append((variable, f"names {doubled[0][1]!r} twice; keep one"))
+            variables[_path(_put(tree, variable.removeprefix("WEIR_").split("__"), value))] = variable
         except (AttributeError, TypeError):
             mistakes.append((variable, "names a value inside something that has no named values"))
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):
             mistakes.append((variable, "is not a YAML value; put text in quotes"))
-    return mistakes
+    return variables, mistakes
+
+
+def _put(tree: dict[str, Any], steps: list[str], value: object) -> tuple[str, ...]:
+    """Sets the value; gives the path as the file spells it. AttributeError, TypeError: there are no names there."""
+    node, path = tree, []
+    for step in steps[:-1]:
+        path.append(_spelt(node, step))
+        node = node.setdefault(path[-1], {})
+    path.append(_spelt(node, steps[-1]))
+    node[path[-1]] = value
+    return tuple(path)
 
 
 def _spelt(node: Mapping[str, Any], step: str) -> str:
@@ -328,4 +480,4 @@ def _spelt(node: Mapping[str, Any], step: str) -> str:
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    return ".".join(str(step) for step in loc) or "(file)"
+    return ".".join(str(step) for step in loc if step != "[key]") or "(file)"

@@ -139,8 +139,9 @@ async def test_a_start_seeds_what_the_file_says(engine: AsyncEngine, tmp_path: P
 
 
 async def test_a_file_that_does_not_fit_stops_the_start(engine: AsyncEngine, tmp_path: Path) -> None:
-    settings = config(keys=[{"id": "abcd", "name": "x", "tier": "standard", "team": "no", "secret_sha256": "0" * 64}])
-    with pytest.raises(Invalid, match="no team"):
+    key = {"id": "abcd", "name": "x", "tier": "standard", "secret_sha256": "0" * 64}
+    settings = config(keys=[key, {**key, "id": "efgh"}])
+    with pytest.raises(Invalid, match="another key has the name"):
         await Directory(engine, settings, tmp_path / "snapshot", now).start()
 
 

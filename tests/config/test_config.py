@@ -132,7 +132,108 @@ def test_a_mistake_in_the_environment_is_named(tmp_path: Path, environ: dict[str
     assert path in mistakes(tmp_path, {"listen": {"port": 1}}, environ)
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "just words", "a: [", "\x00"])
+@pytest.mark.parametrize(
+    ("environ", "path"),
+    [
+        ({"WEIR_LISTN__PORT": "1"}, "listn"),
+        ({"WEIR_LISTEN__PORT": "abc"}, "listen.port"),
+        ({"WEIR_TIERS__T__BURST": "{tokens: 1, seconds: 5}"}, "tiers.t.burst.tokens"),
+    ],
+)
+def test_a_mistake_that_a_variable_made_names_the_variable(tmp_path: Path, environ: dict[str, str], path: str) -> None:
+    found = mistakes(tmp_path, {"health": {"port": "x"}}, environ)
+    (variable,) = environ
+    assert found[path].endswith(f"(set by {variable})")
+    assert "set by" not in found["health.port"]
+
+
+@pytest.mark.parametrize(
+    ("tree", "path", "says"),
+    [
+        ({"quota_store": {"local_share": "much"}}, "quota_store.local_share", "auto, or a number"),
+        ({"quota_store": {"local_share": 0}}, "quota_store.local_share", "auto, or a number"),
+        ({"quota_store": {"url": "redis://host:port"}}, "quota_store.url", "redis://host:port/db"),
+        ({"models": {"m": {"primary": []}}}, "models.m.primary", "at least one entry"),
+        ({"models": {"m": {"primary": {}}}}, "models.m.primary", "must be a list"),
+        ({"models": {"m": {}}}, "models.m.primary", "is required"),
+        ({"models": {"m": {**MODEL["m"], "tokenizer": "gpt"}}}, "models.m.tokenizer", "tiktoken:<encoding>"),
+        ({"keys": [{"id": "a b", "name": "a", "tier": "standard", "secret_sha256": "0" * 64}]}, "keys.0.id", "letters"),
+        (
+            {"keys": [{"id": "abcd", "name": "a", "tier": "standard", "secret_sha256": "A" * 64}]},
+            "keys.0.secret_sha256",
+            "64 hexadecimal digits in lower case",
+        ),
+        ({"backends": {**BACKEND, "a b": BACKEND["gpu"]}}, "backends.a b", "without spaces"),
+        ({"backends": {"gpu": {"url": "http://h:99999"}}}, "backends.gpu.url", "http://host:port"),
+        ({"backends": {"gpu": {"url": "http://["}}}, "backends.gpu.url", "http://host:port"),
+        ({"listen": {"port": "8080"}}, "listen.port", "a whole number"),
+        ({"listen": {"max_body_mb": "big"}}, "listen.max_body_mb", "must be a number"),
+        ({"listen": {"host": 1}}, "listen.host", "must be text"),
+        ({"listen": 5}, "listen", "a mapping"),
+        ({"log": {"level": "loud"}}, "log.level", "'debug', 'info', 'warning' or 'error'"),
+        ({"tiers": {"t": {"models": ["m", "gone"]}}}, "tiers.t.models.1", "no model 'gone'"),
+        (
+            {"keys": [{"id": "abcd", "name": "a", "tier": "standard", "team": "x", "secret_sha256": "0" * 64}]},
+            "keys.0.team",
+            "no team 'x'",
+        ),
+        (
+            {"admin": {"tokens": [{"name": "ops", "token_env": "A"}, {"name": "ops", "token_env": "B"}]}},
+            "admin.tokens.1.name",
+            "another token 'ops'",
+        ),
+        ({"listen": {"port": 8082}}, "health.port", "listen.port is 8082 on the same address"),
+        ({"admin": {"port": 8080}}, "admin.port", "listen.port is 8080 on the same address"),
+        ({"health": {"host": "localhost", "port": 8081}}, "admin.port", "health.port is 8081 on the same address"),
+        ({"listen": {"host": "::", "port": 1}, "health": {"host": "::1", "port": 1}}, "health.port", "listen.port"),
+    ],
+)
+def test_a_mistake_is_said_in_plain_words_and_once(tmp_path: Path, tree: dict[str, Any], path: str, says: str) -> None:
+    found = mistakes(tmp_path, {"backends": BACKEND, "models": MODEL, **tree})
+    assert found.keys() == {path}
+    assert says in found[path]
+
+
+def test_what_does_not_fit_the_rest_is_listed_beside_other_mistakes(tmp_path: Path) -> None:
+    tree = {"tiers": {"t": {"models": ["m"]}}, "listen": {"port": 8082}, "log": {"level": "loud"}}
+    assert mistakes(tmp_path, tree).keys() == {"tiers.t.models.0", "health.port", "log.level"}
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"listen": {"port": 0}, "health": {"port": 0}, "admin": {"port": 0}},
+        {"listen": {"host": "127.0.0.1", "port": 8082}, "health": {"host": "127.0.0.2"}},
+        {"listen": {"host": "0.0.0.0", "port": 8082}, "health": {"host": "::1"}},
+        {
+            "teams": {"x": {}},
+            "keys": [{"id": "abcd", "name": "a", "tier": "t", "team": "x", "secret_sha256": "0" * 64}],
+        },
+        {"quota_store": {"local_share": 0.5}},
+        {"tiers": {"t": {"default_output_tokens": 900, "max_output_tokens": 100}}},
+    ],
+)
+def test_what_fits_together_is_taken(tmp_path: Path, tree: dict[str, Any]) -> None:
+    assert load(written(tmp_path, {"tiers": {"t": {}}, **tree}), {})
+
+
+def test_a_name_that_stands_twice_is_refused_with_its_line_beside_the_other_mistakes(tmp_path: Path) -> None:
+    text = "listen:\n  port: 1\n  host: a\n  port: 2\nlog: {level: loud}\nlisten: {}\n"
+    path = tmp_path / "weir.yaml"
+    assert mistakes(tmp_path, text).keys() == {f"{path}, line 4", f"{path}, line 6", "log.level"}
+
+
+def test_a_mapping_that_is_merged_in_may_be_overridden(tmp_path: Path) -> None:
+    text = "tiers:\n  a: &a {max_n: 1}\n  b: &b {<<: *a, max_n: 2}\n  c: {<<: *b, max_n: 3}\n"
+    assert [tier.max_n for tier in load(written(tmp_path, text), {}).tiers.values()] == [1, 2, 3]
+
+
+def test_a_name_that_a_variable_says_twice_is_refused(tmp_path: Path) -> None:
+    assert "WEIR_LISTEN" not in mistakes(tmp_path, {"log": 1}, {"WEIR_LISTEN__TLS": "null"})
+    assert "WEIR_TIERS__T" in mistakes(tmp_path, {}, {"WEIR_TIERS__T": "{max_n: 1, max_n: 2}"})
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "just words", "a: [", "\x00", "a: 2024-13-01"])
 def test_a_file_that_is_no_mapping_is_said_so(tmp_path: Path, text: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ConfigError) as wrong:
