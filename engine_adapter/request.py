@@ -7,7 +7,6 @@ that decide about cost are checked strictly; and the body is written anew from t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final, Literal
 
@@ -25,6 +24,13 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
 
 LARGEST: Final = 2**53
 """Whole numbers above this are not exact in every JSON reader (RFC 8259, section 6)."""
+
+MOST_STRINGS: Final = 100_000
+"""Names and texts in one body. Each is an object in this process, so a body of millions of empty ones would hold everybody
+else up for seconds; real bodies have some thousands."""
+
+MOST_OBJECTS: Final = 50_000
+"""Messages, and parts of them, for the same reason."""
 
 LIMIT_FIELDS: Final = ("max_tokens", "max_completion_tokens")
 
@@ -46,11 +52,13 @@ PROMPT_FIELDS: Final = (
     "documents",
     "chat_template_kwargs",
     "suffix",
+    "reasoning_effort",
 )
 """Members besides messages and prompt that enter the prompt, or may."""
 
 MEDIA_FIELDS: Final = {"image_url": "images", "input_audio": "audios", "audio_url": "audios", "video_url": "videos"}
-"""Members of a content part that hold a picture, sound or film: never text, however many bytes of base64."""
+"""Members of a content part that hold a picture, sound or film: never text, however many bytes of base64. A part's type
+may name one that is not there: vLLM then takes it from its cache, by the part's uuid."""
 
 
 class BadRequest(Exception):
@@ -66,7 +74,9 @@ class PromptParts(msgspec.Struct):
     """What enters the prompt, in sizes. `token_ids` are exact tokens; the rest is for `prompt_size` to judge."""
 
     text_bytes: int = 0
-    """UTF-8 bytes of all text, names and ids in messages or prompts, and of the JSON of tools and schemas"""
+    """UTF-8 bytes of all text, names and ids in messages or prompts, and `json_bytes`"""
+    json_bytes: int = 0
+    """bytes of tools, schemas, tool calls and the like, as JSON: a template may write them with other blanks"""
     messages: int = 0
     texts: int = 0
     """prompts given as text, without a chat template"""
@@ -75,13 +85,13 @@ class PromptParts(msgspec.Struct):
     images: int = 0
     audios: int = 0
     videos: int = 0
+    only_text: bool = True
+    """no content has a part of any other kind"""
     source: msgspec.Raw = msgspec.Raw()
     """the messages or prompts themselves"""
-    schemas: list[msgspec.Raw] = []
 
     def read(self) -> Iterator[str]:
-        """The texts again, piece by piece, for a tokenizer."""
-        yield from (bytes(schema).decode() for schema in self.schemas)
+        """The texts again, piece by piece, for a tokenizer; not what is JSON."""
         if self.messages:
             yield from _texts_of(_READ_OBJECTS.decode(self.source), PromptParts())
         elif self.texts:
@@ -173,20 +183,22 @@ def write_object(members: dict[str, msgspec.Raw] | dict[str, bytes] | dict[str, 
 
 _READ_MEMBERS = msgspec.json.Decoder(Members)
 _READ_OBJECTS = msgspec.json.Decoder(list[Members])
-_READ_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_READ_CONTENT = msgspec.json.Decoder(list[Members | str])
 _READ_STRING = msgspec.json.Decoder(str)
 _READ_STRINGS = msgspec.json.Decoder(list[str])
 _TRUE, _FALSE, _NULL = msgspec.Raw(b"true"), msgspec.Raw(b"false"), msgspec.Raw(b"null")
+_TEXT = msgspec.Raw(b'"text"')
 
 _BLANKS = b" \t\r\n"
-_IDS = re.compile(rb"\[\d++(?:,\d++)*+\]")
-_LISTS_OF_IDS = re.compile(rb"\[\[\d++(?:,\d++)*+\](?:,\[\d++(?:,\d++)*+\])*+\]")
+_OF_IDS = b"0123456789,[]"
 
 
 def _members(raw: bytes) -> Members:
     """The top level. msgspec checks the grammar all the way down (no NaN, no trailing bytes); UTF-8 is checked here."""
     if not raw:
         raise BadRequest("The body is empty: send a JSON object.")
+    if raw.count(b'"') > 2 * MOST_STRINGS and _strings(raw) > MOST_STRINGS:
+        raise BadRequest(f"The body has more than {MOST_STRINGS} strings: send fewer of them, or several requests.")
     try:
         if not raw.isascii():
             raw.decode()
@@ -199,6 +211,18 @@ def _members(raw: bytes) -> Members:
         raise BadRequest("The body must be a JSON object.") from None
     except msgspec.DecodeError as error:
         raise BadRequest(f"The body is not valid JSON: {error}.") from None
+
+
+def _strings(text: bytes) -> int:
+    """How many strings there are in this JSON."""
+    text = text.replace(b"\\\\", b"")
+    return (text.count(b'"') - text.count(b'\\"')) // 2
+
+
+def _objects(text: bytes) -> int:
+    """How many objects follow another value in this JSON; what stands in strings is none. Fast if there are few strings."""
+    text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return b"".join(text.split(b'"')[::2]).translate(None, _BLANKS).count(b",{")
 
 
 def _given(members: Members, name: str) -> bool:
@@ -247,9 +271,11 @@ def _stream_options(members: Members) -> Members:
 
 def _prompt(endpoint: Endpoint, members: Members) -> tuple[int, PromptParts]:
     """How many prompts, and what is in them."""
-    schemas = [members[name] for name in PROMPT_FIELDS if _given(members, name)]
-    parts = PromptParts(text_bytes=sum(map(len, schemas)), schemas=schemas)
+    json_bytes = sum(len(members[name]) for name in PROMPT_FIELDS if _given(members, name))
+    parts = PromptParts(json_bytes=json_bytes)
     if endpoint == "chat" or (endpoint == "embeddings" and _given(members, "messages")):
+        if endpoint == "embeddings" and _given(members, "input"):
+            raise BadRequest("Send either input or messages, not both.", "input")
         parts.tools = _given(members, "tools") or _given(members, "functions")
         _measure_messages(members, parts)
         return 1, parts
@@ -259,41 +285,64 @@ def _prompt(endpoint: Endpoint, members: Members) -> tuple[int, PromptParts]:
 
 def _measure_messages(members: Members, parts: PromptParts) -> None:
     parts.source = members.get("messages", _NULL)
+    text = bytes(parts.source)
+    if text.translate(None, _BLANKS).count(b",{") > MOST_OBJECTS and _objects(text) > MOST_OBJECTS:
+        raise BadRequest(f"messages has more than {MOST_OBJECTS} objects: send fewer messages and parts.", "messages")
     try:
-        messages = _READ_OBJECTS.decode(parts.source)
+        messages = _READ_OBJECTS.decode(text)
     except msgspec.ValidationError:
         messages = []
     if not messages:
         raise BadRequest("messages must be a list of at least one message object.", "messages")
     parts.messages = len(messages)
-    parts.text_bytes += sum(map(_bytes_of, _texts_of(messages, parts)))
+    parts.text_bytes = sum(map(_bytes_of, _texts_of(messages, parts))) + parts.json_bytes
 
 
 def _texts_of(messages: list[Members], parts: PromptParts) -> Iterator[str]:
-    """Every text, name and id in the messages. Media are counted into `parts`, and not read."""
+    """Every text, name and id in the messages. Media and JSON are counted into `parts`, and not read."""
     for message in messages:
         for name, value in message.items():
             if name != "content" or _first(value) != b"[":
-                yield _text(value)
+                yield _text(value, parts)
                 continue
-            for part in _READ_LIST.decode(value):
-                yield from _texts_of_part(part, parts)
+            for part in _content(value):
+                if isinstance(part, str):
+                    yield part
+                else:
+                    yield from _texts_of_part(part, parts)
 
 
-def _texts_of_part(part: msgspec.Raw, parts: PromptParts) -> Iterator[str]:
-    if _first(part) != b"{":
-        yield _text(part)
-        return
-    for name, value in _READ_MEMBERS.decode(part).items():
-        if medium := MEDIA_FIELDS.get(name):
-            setattr(parts, medium, getattr(parts, medium) + 1)
-        elif name != "type":
-            yield _text(value)
+def _content(value: msgspec.Raw) -> list[Members | str]:
+    try:
+        return _READ_CONTENT.decode(value)
+    except msgspec.ValidationError:
+        raise BadRequest(
+            "content must be a string or a list of parts, each an object or a string.", "messages"
+        ) from None
+
+
+def _texts_of_part(part: Members, parts: PromptParts) -> Iterator[str]:
+    kind = _kind(part)
+    media = MEDIA_FIELDS.keys() & part.keys() or MEDIA_FIELDS.keys() & {kind}
+    for name in media:
+        medium = MEDIA_FIELDS[name]
+        setattr(parts, medium, getattr(parts, medium) + 1)
+    parts.only_text &= kind == "text" and part.keys() <= {"type", "text"}
+    for name, value in part.items():
+        if name != "type" and name not in MEDIA_FIELDS:
+            yield _text(value, parts)
+
+
+def _kind(part: Members) -> str:
+    """A content part's type."""
+    kind = part.get("type", _TEXT)
+    return _READ_STRING.decode(kind) if _first(kind) == b'"' else ""
 
 
 def _measure_prompts(value: msgspec.Raw, name: str, parts: PromptParts) -> int:
     """A string, a list of strings, a list of token ids, or a list of such lists: how many prompts."""
     parts.source = value
+    parts.text_bytes = parts.json_bytes
     if _first(value) == b"[" and (ids := _token_ids(value)):
         parts.token_ids, prompts = ids
         return prompts
@@ -318,22 +367,27 @@ def _prompts(value: msgspec.Raw, name: str) -> list[str]:
 def _token_ids(value: msgspec.Raw) -> tuple[int, int] | None:
     """Token ids and lists of them, counted without making a list of a million numbers; None if it is not ids."""
     compact = bytes(value).translate(None, _BLANKS)
-    if _IDS.fullmatch(compact):
-        return compact.count(b",") + 1, 1
-    if _LISTS_OF_IDS.fullmatch(compact):
-        return compact.count(b",") + 1, compact.count(b"],[") + 1
-    return None
+    if compact.translate(None, _OF_IDS) or b"[]" in compact:
+        return None
+    ids, lists = compact.count(b",") + 1, compact.count(b"[") - 1
+    if not lists:
+        return ids, 1
+    # lists of numbers only, side by side: each but the first begins where another ends
+    flat = compact.startswith(b"[[") and compact.endswith(b"]]") and compact.count(b"],[") == lists - 1
+    return (ids, lists) if flat else None
 
 
 def _first(value: msgspec.Raw) -> bytes:
     return bytes(memoryview(value)[:1])
 
 
-def _text(value: msgspec.Raw) -> str:
-    """A string's text; of anything else, such as tool calls, its JSON."""
+def _text(value: msgspec.Raw, parts: PromptParts) -> str:
+    """A string's text. Anything else, such as tool calls, is counted as JSON."""
     if _first(value) == b'"':
         return _READ_STRING.decode(value)
-    return "" if value == _NULL else bytes(value).decode()
+    if value != _NULL:
+        parts.json_bytes += len(value)
+    return ""
 
 
 def _bytes_of(text: str) -> int:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_adapter.request import BadRequest, Call, parse
+from engine_adapter.request import MOST_OBJECTS, MOST_STRINGS, BadRequest, Call, parse
 
 untimed = settings(deadline=None)
 """What a property takes depends on the machine: the run's own time limit is enough."""
@@ -334,3 +334,69 @@ def test_no_values_do_worse_than_a_refusal(body: dict[str, Any]) -> None:
             assert refused.message.endswith(".")
         else:
             assert call.model == body["model"]
+
+
+# ---- bodies of very many values --------------------------------------------------------------------------------------
+
+
+def of_messages(messages: bytes) -> bytes:
+    return b'{"model":"m1","messages":[%b]}' % messages
+
+
+def listed(value: bytes, times: int) -> bytes:
+    return b",".join([value] * times)
+
+
+MANY_STRINGS = listed(b'"\\\\"', MOST_STRINGS)
+MANY_MEMBERS = b",".join(b'"%d":1' % number for number in range(MOST_STRINGS))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "raw"),
+    [
+        ("chat", of_messages(b'{"content":[%b]}' % MANY_STRINGS)),
+        ("chat", of_messages(b'{"content":[{%b}]}' % MANY_MEMBERS)),
+        ("chat", of_messages(b"{%b}" % MANY_MEMBERS)),
+        ("chat", of_messages(b"{}],%b" % MANY_MEMBERS[:-1] + b'1,"x":[')),
+        ("chat", of_messages(b"{}" + b',\n{"a":""}' * MOST_STRINGS)),
+        ("completions", b'{"model":"m1","prompt":[%b]}' % MANY_STRINGS),
+        ("embeddings", b'{"model":"m1","input":[%b]}' % MANY_STRINGS),
+    ],
+)
+def test_more_strings_than_any_real_body_has_are_refused(endpoint: Any, raw: bytes) -> None:
+    json.loads(raw)
+    assert f"more than {MOST_STRINGS} strings" in refusal(endpoint, raw).message
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        b"{}" + b",{}" * (MOST_OBJECTS + 1),
+        b"{}" + b" ,\r\n\t{}" * (MOST_OBJECTS + 1),
+        b'{"content":[{}%b]}' % (b",{}" * (MOST_OBJECTS + 1)),
+        b'{"content":"\\\\"}%b' % (b",{}" * (MOST_OBJECTS + 1)),
+    ],
+)
+def test_more_messages_and_parts_than_any_real_body_has_are_refused(messages: bytes) -> None:
+    refused = refusal("chat", of_messages(messages))
+    assert (refused.param, f"more than {MOST_OBJECTS} objects" in refused.message) == ("messages", True)
+
+
+@pytest.mark.parametrize("content", ['"' * 300_000, ",{" * 100_000, '\\",{' * 100_000, "\\", '\\"', ',"' * 250_000])
+def test_what_stands_in_a_text_is_no_structure(content: str) -> None:
+    assert chat(messages=[{"role": "user", "content": content}]).prompt.text_bytes == len("user" + content)
+
+
+def test_a_long_conversation_is_taken() -> None:
+    parts = [{"type": "text", "text": "well, then"}] * 2
+    messages = [{"role": "user", "content": parts}] * 5_000
+    assert chat(messages=messages).prompt.text_bytes == 5_000 * len("user" + 2 * "well, then")
+
+
+@pytest.mark.parametrize("content", [[1], [None], [[]], ["a", 1], [{}, True]])
+def test_parts_are_objects_or_strings(content: Any) -> None:
+    assert refusal("chat", json.dumps({**CHAT, "messages": [{"content": content}]}).encode()).param == "messages"
+
+
+def test_an_input_does_not_hide_beside_messages() -> None:
+    assert refusal("embeddings", json.dumps({**CHAT, "input": "x" * 1000}).encode()).param == "input"
