@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from engine_adapter.request import Call, PromptParts, write_object
+from engine_adapter.request import PROMPT_FIELDS, Call, PromptParts, write_object
 
 if TYPE_CHECKING:
     import tiktoken
@@ -214,8 +214,8 @@ class TokenizerUnavailable(Exception):
 
 
 class Tokenizer(Protocol):
-    """Counts a prompt's tokens exactly, but for the template: for that its allowance stands. Takes CPU time: call it
-    off the event loop."""
+    """Counts a prompt's tokens exactly, but for what the template writes: for that its allowance stands, and for what
+    it writes anew, such as tools, the bound. Takes CPU time: call it off the event loop."""
 
     def count(self, parts: PromptParts) -> int: ...
 
@@ -252,7 +252,7 @@ class TiktokenTokenizer:
             ) from None
 
     def count(self, parts: PromptParts) -> int:
-        around = bound(parts) - parts.text_bytes
+        around = bound(parts) - parts.text_bytes + parts.json_bytes
         return around + sum(map(self._count_text, parts.read()))
 
     def _count_text(self, text: str) -> int:
@@ -269,15 +269,21 @@ _TOKENIZED_FIELDS: Final = (
     "add_special_tokens",
 )
 
+_UNSEEN_FIELDS: Final = frozenset(PROMPT_FIELDS) - frozenset(_TOKENIZED_FIELDS)
+_NULL: Final = msgspec.Raw(b"null")
+
 
 def tokenize_body(call: Call, model: str) -> bytes:
     """The body for vLLM's `POST /tokenize`, which applies the chat template as the engine itself will.
 
-    Raises ValueError for what it cannot count: several prompts, pictures and sounds (it sees only their placeholders).
+    Raises ValueError for what it cannot count: several prompts, other parts than text (it sees only the placeholders of
+    pictures and sounds), members that the template gets and /tokenize does not take.
     """
     parts = call.prompt
-    if call.prompts != 1 or _media(parts) or parts.token_ids:
+    if call.prompts != 1 or _media(parts) or parts.token_ids or not parts.only_text:
         raise ValueError("the engine's /tokenize counts one prompt of text at a time")
+    if unseen := sorted(name for name in _UNSEEN_FIELDS if call.members.get(name, _NULL) != _NULL):
+        raise ValueError(f"the engine's /tokenize does not count {', '.join(unseen)}")
     members: dict[str, msgspec.Raw | bytes] = {
         "model": msgspec.json.encode(model),
         "messages" if parts.messages else "prompt": parts.source if parts.messages else _only_text(parts),

@@ -25,7 +25,7 @@ from engine_adapter.prompt_size import (
     tokenize_body,
     tokenize_count,
 )
-from engine_adapter.request import Call, parse
+from engine_adapter.request import PROMPT_FIELDS, Call, parse
 
 untimed = settings(deadline=None)
 """What a property takes depends on the machine: the run's own time limit is enough."""
@@ -291,6 +291,20 @@ def test_an_exact_count_never_exceeds_the_bound(parts: Any) -> None:
     assert TiktokenTokenizer(ENCODING).count(parts) <= bound(parts)
 
 
+@pytest.mark.parametrize("field", PROMPT_FIELDS)
+def test_a_tokenizer_counts_no_json_below_the_bound(field: str) -> None:
+    """A template writes it anew, with blanks and line ends of its own."""
+    plain, more = said("aaaa"), said("aaaa", **{field: ["a" * 160]})
+    counted = [TiktokenTokenizer(ENCODING).count(each.prompt) for each in (plain, more)]
+    assert counted[1] - counted[0] == bound(more.prompt) - bound(plain.prompt) > 160
+
+
+def test_a_tokenizer_counts_no_tool_call_below_the_bound() -> None:
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "a" * 1600}}]
+    parts = call(messages=[{"role": "assistant", "content": None, "tool_calls": calls}]).prompt
+    assert TiktokenTokenizer(ENCODING).count(parts) == bound(parts)
+
+
 def test_a_special_tokens_name_in_a_text_is_text() -> None:
     """T039."""
     parts = said("what does <|endoftext|> mean?").prompt
@@ -333,6 +347,43 @@ def test_the_engine_is_asked_with_what_the_template_needs(wanted: Call, body: An
 def test_the_engine_is_not_asked_what_it_cannot_count(wanted: Call) -> None:
     with pytest.raises(ValueError, match="one prompt of text"):
         tokenize_body(wanted, "served")
+
+
+@pytest.mark.parametrize("field", ["functions", "documents", "response_format", "suffix", "reasoning_effort"])
+def test_the_engine_is_not_asked_where_it_would_leave_out_part_of_the_prompt(field: str) -> None:
+    wanted = said("hi", **{field: ["word " * 1000]})
+    with pytest.raises(ValueError, match=f"does not count {field}"):
+        tokenize_body(wanted, "served")
+    assert json.loads(tokenize_body(said("hi", **{field: None}), "served")).keys() == {"model", "messages"}
+
+
+def test_whatever_the_bound_counts_is_asked_of_the_engine_or_nothing_is() -> None:
+    """A member that enters the prompt is never left out of an exact count."""
+    for field in PROMPT_FIELDS:
+        try:
+            asked = json.loads(tokenize_body(said("hi", **{field: ["x"]}), "served"))
+        except ValueError:
+            continue
+        assert asked[field] == ["x"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "uuid": "cached"},
+        {"type": "image_embeds", "image_embeds": "AAAA"},
+        {"type": "text", "text": "a", "image_embeds": "AAAA"},
+        {"type": 5, "text": "a"},
+        {"type": "thinking", "thinking": "a"},
+    ],
+)
+def test_the_engine_is_asked_about_text_alone(part: Any) -> None:
+    with pytest.raises(ValueError, match="one prompt of text"):
+        tokenize_body(said([{"type": "text", "text": "hi"}, part]), "served")
+
+
+def test_a_picture_from_the_engines_cache_is_a_picture() -> None:
+    assert bound(said([{"type": "image_url", "uuid": "cached"}]).prompt) >= IMAGE_BOUND
 
 
 def test_the_engines_count_is_read() -> None:
