@@ -306,6 +306,7 @@ class Exchange:
                 prompt_tokens=usage.prompt,
                 completion_tokens=usage.completion,
                 engine_prompt_tokens=usage.prompt * self.admission.wanted.call.choices,
+                duration_ms=round((self.gateway.timer() - self.admission.wanted.visit.started) * 1000),
             )
         )
 
