@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from engine_adapter.json_size import BLANKS, strings, structure
 from engine_adapter.request import Endpoint, write_object
 from engine_adapter.usage import Usage, UsageSource
 
@@ -23,6 +24,14 @@ BYTES_PER_TOKEN: Final = 4
 LARGEST: Final = 10**15
 """More tokens in one answer are not believed: no engine makes them, and sums of what is believed must stay exact in a
 double, as every JSON reader has them (below 2**53: RFC 8259, section 6)."""
+
+
+MOST_VALUES: Final = 100_000
+"""Choices, and values in choices of odd types, that are read one by one. Of more, the size of their JSON is weighed: a
+worker's answer must not hold everybody else up."""
+
+LARGE: Final = 64 * 1024
+"""Bytes of an error or of figures beyond which they are not read: real ones have some hundreds."""
 
 
 class NotAnAnswer(ValueError):
@@ -72,16 +81,19 @@ class Figures(msgspec.Struct):
         return Usage(prompt, cached, completion, reasoning, source)
 
 
-class Function(msgspec.Struct):
+NULL: Final = msgspec.Raw(b"null")
+
+
+class Function(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: str | None = None
 
 
-class ToolCall(msgspec.Struct):
+class ToolCall(msgspec.Struct, gc=False):
     function: Function | None = None
 
 
-class Message(msgspec.Struct):
+class Message(msgspec.Struct, gc=False):
     """What a model says, whole (`message`) or a piece of it (`delta`): all of it was made of output tokens."""
 
     content: str | None = None
@@ -101,7 +113,7 @@ class Message(msgspec.Struct):
         return sum(_bytes_of(text) for text in texts if text)
 
 
-class Choice(msgspec.Struct):
+class Choice(msgspec.Struct, gc=False):
     """One answer or a piece of it, of chat (`message`, `delta`) or completions (`text`)."""
 
     index: int = 0
@@ -121,18 +133,24 @@ class Answer(msgspec.Struct):
     choices: list[Choice] | None = None
     usage: Figures | None = None
     model: str | None = None
-    error: Any = None
+    error: msgspec.Raw = NULL
+    """to be read with `read_small`"""
 
 
 def read(text: bytes) -> Answer | None:
     """One JSON object; None if it is JSON of another kind. Raises NotAnAnswer if it is not JSON."""
     try:
         try:
-            return _READ.decode(text)
+            return _read_oddly(text) if _has_many_objects(text) else _READ.decode(text)
         except msgspec.ValidationError:
             return _read_oddly(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise NotAnAnswer(f"The worker's answer is not JSON: {error}.") from None
+
+
+def read_small(value: msgspec.Raw) -> Any:
+    """A value of any type; None if it is LARGE."""
+    return msgspec.json.decode(value) if len(value) <= LARGE else None
 
 
 def read_answer(
@@ -203,6 +221,7 @@ def _usage_end(text: bytes, at: int) -> int:
 
 
 _READ = msgspec.json.Decoder(Answer)
+_READ_CHOICES = msgspec.json.Decoder(list[Choice] | None)
 _READ_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 _COMMA: Final = ord(",")
@@ -230,18 +249,71 @@ def _usage(endpoint: Endpoint, answer: Answer, prompt_estimate: int) -> Usage:
     return figures.usage("estimated")
 
 
+class _Members(msgspec.Struct):
+    choices: msgspec.Raw = NULL
+    usage: msgspec.Raw = NULL
+    model: msgspec.Raw = NULL
+    error: msgspec.Raw = NULL
+
+
+_READ_ODDLY = msgspec.json.Decoder(_Members)
+
+
 def _read_oddly(text: bytes) -> Answer | None:
     """The members that have the right type, of any JSON object."""
-    members = msgspec.json.decode(text)
-    if not isinstance(members, dict):
+    try:
+        members = _READ_ODDLY.decode(text)
+    except msgspec.ValidationError:
         return None
-    choices, usage, model = members.get("choices"), members.get("usage"), members.get("model")
+    model = read_small(members.model)
     return Answer(
-        [_read_choice(each) for each in choices if isinstance(each, dict)] if isinstance(choices, list) else None,
-        None if usage is None else _read_figures(usage),
+        _read_choices(members.choices),
+        None if members.usage == NULL else _read_figures(read_small(members.usage)),
         model if isinstance(model, str) else None,
-        members.get("error"),
+        members.error,
     )
+
+
+class _Ending(msgspec.Struct, frozen=True):
+    finish_reason: str | None = None
+
+
+class _First(msgspec.Struct, array_like=True):
+    """A list of which only the first is read."""
+
+    choice: _Ending = _Ending()
+
+
+_READ_FIRST = msgspec.json.Decoder(_First)
+
+
+def _read_choices(value: msgspec.Raw) -> list[Choice] | None:
+    text = bytes(value)
+    if _has_many_objects(text):
+        return [_weighed(text)]
+    try:
+        return _READ_CHOICES.decode(text)
+    except msgspec.ValidationError:
+        pass
+    if strings(text) > MOST_VALUES or structure(text).count(b",") > MOST_VALUES:
+        return [_weighed(text)]
+    choices = msgspec.json.decode(text)
+    return [_read_choice(each) for each in choices if isinstance(each, dict)] if isinstance(choices, list) else None
+
+
+def _has_many_objects(text: bytes) -> bool:
+    if len(text) <= LARGE or text.translate(None, BLANKS).count(b",{") <= MOST_VALUES:
+        return False
+    return strings(text) > MOST_VALUES or structure(text).count(b",{") > MOST_VALUES
+
+
+def _weighed(choices: bytes) -> Choice:
+    """All of them in one, their JSON taken for what was said."""
+    try:
+        finish = _READ_FIRST.decode(choices).choice.finish_reason
+    except msgspec.ValidationError:
+        finish = None
+    return Choice(finish_reason=finish, text=choices.decode("utf-8", "replace"))
 
 
 def _read_figures(value: Any) -> Figures:

@@ -23,11 +23,13 @@ import msgspec
 
 from engine_adapter.answers import (
     LARGEST,
+    NULL,
     Answer,
     Choice,
     Figures,
     NotAnAnswer,
     read,
+    read_small,
     rename_model,
     tokens_of_text,
     without_usage,
@@ -249,8 +251,8 @@ class Scanner:
             return data
         if answer is None:
             return data
-        if answer.error is not None:
-            self._read_error(answer.error, data)
+        if answer.error != NULL:
+            self._read_error(read_small(answer.error), data)
             return b""
         self._count(answer, data)
         return self._shown(answer, data)

@@ -12,6 +12,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from engine_adapter.json_size import BLANKS, strings, structure
+
 Endpoint = Literal["chat", "completions", "embeddings"]
 Kind = Literal["vllm", "openai"]
 Members = dict[str, msgspec.Raw]
@@ -189,7 +191,6 @@ _READ_STRINGS = msgspec.json.Decoder(list[str])
 _TRUE, _FALSE, _NULL = msgspec.Raw(b"true"), msgspec.Raw(b"false"), msgspec.Raw(b"null")
 _TEXT = msgspec.Raw(b'"text"')
 
-_BLANKS = b" \t\r\n"
 _OF_IDS = b"0123456789,[]"
 
 
@@ -197,7 +198,7 @@ def _members(raw: bytes) -> Members:
     """The top level. msgspec checks the grammar all the way down (no NaN, no trailing bytes); UTF-8 is checked here."""
     if not raw:
         raise BadRequest("The body is empty: send a JSON object.")
-    if raw.count(b'"') > 2 * MOST_STRINGS and _strings(raw) > MOST_STRINGS:
+    if raw.count(b'"') > 2 * MOST_STRINGS and strings(raw) > MOST_STRINGS:
         raise BadRequest(f"The body has more than {MOST_STRINGS} strings: send fewer of them, or several requests.")
     try:
         if not raw.isascii():
@@ -211,18 +212,6 @@ def _members(raw: bytes) -> Members:
         raise BadRequest("The body must be a JSON object.") from None
     except msgspec.DecodeError as error:
         raise BadRequest(f"The body is not valid JSON: {error}.") from None
-
-
-def _strings(text: bytes) -> int:
-    """How many strings there are in this JSON."""
-    text = text.replace(b"\\\\", b"")
-    return (text.count(b'"') - text.count(b'\\"')) // 2
-
-
-def _objects(text: bytes) -> int:
-    """How many objects follow another value in this JSON; what stands in strings is none. Fast if there are few strings."""
-    text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return b"".join(text.split(b'"')[::2]).translate(None, _BLANKS).count(b",{")
 
 
 def _given(members: Members, name: str) -> bool:
@@ -286,7 +275,7 @@ def _prompt(endpoint: Endpoint, members: Members) -> tuple[int, PromptParts]:
 def _measure_messages(members: Members, parts: PromptParts) -> None:
     parts.source = members.get("messages", _NULL)
     text = bytes(parts.source)
-    if text.translate(None, _BLANKS).count(b",{") > MOST_OBJECTS and _objects(text) > MOST_OBJECTS:
+    if text.translate(None, BLANKS).count(b",{") > MOST_OBJECTS and structure(text).count(b",{") > MOST_OBJECTS:
         raise BadRequest(f"messages has more than {MOST_OBJECTS} objects: send fewer messages and parts.", "messages")
     try:
         messages = _READ_OBJECTS.decode(text)
@@ -366,7 +355,7 @@ def _prompts(value: msgspec.Raw, name: str) -> list[str]:
 
 def _token_ids(value: msgspec.Raw) -> tuple[int, int] | None:
     """Token ids and lists of them, counted without making a list of a million numbers; None if it is not ids."""
-    compact = bytes(value).translate(None, _BLANKS)
+    compact = bytes(value).translate(None, BLANKS)
     if compact.translate(None, _OF_IDS) or b"[]" in compact:
         return None
     ids, lists = compact.count(b",") + 1, compact.count(b"[") - 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_adapter.answers import NotAnAnswer, read_answer, without_usage
+from engine_adapter.answers import LARGE, MOST_VALUES, NotAnAnswer, read_answer, without_usage
 from engine_adapter.usage import Usage
 
 untimed = settings(deadline=None)
@@ -201,3 +201,57 @@ def test_taking_usage_out_changes_nothing_else(
     halves = [body, {"usage": usage}]
     whole = halves[order[0]] | halves[order[1]]
     assert json.loads(without_usage(json.dumps(whole, separators=spaces).encode())) == body
+
+
+# ---- answers of very many values -------------------------------------------------------------------------------------
+
+MANY = MOST_VALUES + 2
+NO_FIGURES = b'"usage":{"prompt_tokens":"3"}'
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        b"{}" + b",{}" * MANY,
+        b'{"text":5}' + b",\n{}" * MANY,
+        b"[]" + b",[]" * MANY,
+        b'{"message":{"content":[""%b]}}' % (b',""' * MANY),
+        b'{"message":{"content":[0%b]}}' % (b",0" * MANY),
+        b'{"message":{"tool_calls":[{}%b]}}' % (b",{}" * MANY),
+        b'{"text":5,%b}' % b",".join(b'"%d":0' % number for number in range(MANY)),
+    ],
+)
+def test_choices_of_very_many_values_are_weighed_as_they_are(choices: bytes) -> None:
+    body = b'{"choices":[%b],%b}' % (choices, NO_FIGURES)
+    json.loads(body)
+    assert usage_of(body) == Usage(11, 0, -(-len(b"[%b]" % choices) // 4), 0, "estimated")
+
+
+def test_of_very_many_choices_figures_and_ending_are_read() -> None:
+    choices = b'{"finish_reason":"abort"}' + b",{}" * MANY
+    body = b'{"choices":[%b],"model":"served","usage":{"prompt_tokens":3,"completion_tokens":5}}' % choices
+    plain = read_answer("chat", body, prompt_estimate=1, rename=("served", "mine"))
+    assert (plain.usage, plain.finish_reason) == (Usage(3, 0, 5, 0, "engine"), "abort")
+    assert plain.body == body.replace(b"served", b"mine")
+
+
+@pytest.mark.parametrize("said", ["," * 200_000, ",{" * 200_000, '"' * 200_000, '\\",{' * 100_000])
+def test_what_stands_in_an_answers_text_is_no_structure(said: str) -> None:
+    for content in (said, [said]):
+        assert usage_of(answer(said={"content": content})).completion == -(-len(said) // 4)
+
+
+def test_the_probabilities_of_a_long_answer_are_not_weighed() -> None:
+    likely = [{"token": "a", "logprob": -0.5, "bytes": [97]}] * 20
+    choice = {
+        "index": 0,
+        "message": {"content": "a" * 4000},
+        "logprobs": {"content": [{"top_logprobs": likely}] * 4000},
+    }
+    assert usage_of(json.dumps({"choices": [choice]}).encode()).completion == 1000
+
+
+@pytest.mark.parametrize("member", ["usage", "model", "error"])
+def test_a_member_larger_than_any_real_one_is_not_read(member: str) -> None:
+    body = answer(**{"said": "x" * 40, member: {"prompt_tokens": 3, "completion_tokens": 2, "x": [0] * LARGE}})
+    assert usage_of(body).completion in (2, 10)
