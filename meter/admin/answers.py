@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from meter.callers.errors import Conflict, Invalid, Mistake, NotFound, ReadOnly, Stale
-from meter.ledger.database import DatabaseUnavailable
+from meter.ledger.database import DatabaseUnavailable, SchemaMissing
 from quotas.store import StoreUnavailable
 
 
@@ -72,8 +72,11 @@ def refusal_for(error: Exception) -> Refusal | None:
         case Invalid():
             field = error.mistakes[0][0] or None
             return Refusal(422, "invalid_value", str(error), param=field, details=error.mistakes)
-        case DatabaseUnavailable():
+        case SchemaMissing():
             return Refusal(503, "database_unavailable", str(error), headers={"Retry-After": "1"})
+        case DatabaseUnavailable():  # what it says may name host and user: that is for the log
+            message = "The ledger's database cannot be reached; try again in a moment."
+            return Refusal(503, "database_unavailable", message, headers={"Retry-After": "1"})
         case StoreUnavailable():
             message = "The quota store does not answer; try again in a moment."
             return Refusal(503, "quota_unavailable", message, headers={"Retry-After": "1"})

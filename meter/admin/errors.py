@@ -7,6 +7,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from meter.admin.answers import Refusal, refusal_for
+from meter.ledger.database import DatabaseUnavailable
 from meter.telemetry.log import log
 
 REQUEST_ID = "x-weir-request-id"
@@ -34,6 +35,8 @@ def _refusal(request: web.Request, error: Exception, request_id: str) -> Refusal
     if isinstance(error, web.RequestPayloadError):
         return Refusal(400, "invalid_body", "The body cannot be read: it broke off, or is not encoded as it says.")
     known = refusal_for(error)
+    if isinstance(error, DatabaseUnavailable):
+        log.warning("the database cannot be used", extra={"fields": {"reason": str(error), "request_id": request_id}})
     if known is None:
         log.error("admin request failed", exc_info=error, extra={"fields": {"request_id": request_id}})
         return Refusal(500, "internal_error", f"Something went wrong here; the log says what, under {request_id}.")

@@ -48,6 +48,8 @@ class Directory:
         self._task: asyncio.Task[None] | None = None
         self.stale_since: datetime | None = clock()
         """Since when the database has not been heard of; None: it answered the last time."""
+        self.trouble: str | None = None
+        """Why, and what to do, in a sentence."""
 
     def __repr__(self) -> str:
         stale = f", stale since {self.stale_since:%H:%M:%S}" if self.stale_since else ""
@@ -86,7 +88,8 @@ class Directory:
         try:
             await self.refresh()
         except DatabaseUnavailable as away:
-            log.warning("the database is away at the start", reason=str(away))
+            self.trouble = str(away)
+            log.warning("the database cannot be used at the start", reason=str(away))
             await self._load_snapshot()
         self._task = asyncio.create_task(self._keep_fresh(), name="directory")
 
@@ -127,7 +130,7 @@ class Directory:
             revision = await current_revision(connection)
         if revision != self._book.known.revision or not self._loaded:
             await self._load()
-        self.stale_since = None
+        self.stale_since = self.trouble = None
 
     async def _load(self) -> None:
         async with reading(self._engine, LOAD_SECONDS) as connection:
@@ -161,4 +164,5 @@ class Directory:
     def _mark_stale(self, error: Exception) -> None:
         if self.stale_since is None:
             self.stale_since = self._clock()
-            log.warning("the database does not answer; keys and tiers are as they were last", reason=str(error))
+            log.warning("the database cannot be used; keys and tiers are as they were last", reason=str(error))
+        self.trouble = str(error)

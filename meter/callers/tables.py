@@ -15,7 +15,7 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from meter.callers.stored import Known, StoredKey, StoredPrice, StoredTerms, TermsKind, utc
-from meter.ledger.database import DatabaseUnavailable
+from meter.ledger.database import DatabaseUnavailable, SchemaMissing, schema_missing
 from meter.ledger.schema import api_key, directory_revision, price, team, tier
 
 TERMS: Mapping[TermsKind, Table] = {"tier": tier, "team": team}
@@ -61,9 +61,8 @@ async def _connected(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
 
 
 def _away(error: BaseException) -> DatabaseUnavailable:
-    text = str(error).lower()
-    if "no such table" in text or "undefinedtable" in text:
-        return DatabaseUnavailable("The database has no tables yet; run `weir migrate`.")
+    if schema_missing(error):
+        return SchemaMissing()
     return DatabaseUnavailable("The database cannot be reached or does not answer; try again in a moment.")
 
 

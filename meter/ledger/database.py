@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -29,8 +30,41 @@ _MIGRATION_LOCK = 0x77656972
 """Any number that only our migrations use ("weir")."""
 
 
+_UNDEFINED = frozenset({"42P01", "42703", "3F000"})
+"""SQLSTATE of an undefined table, column or schema."""
+_NO_SUCH = ("no such table", "no such column", "has no column named")
+"""How SQLite says so."""
+
+
 class DatabaseUnavailable(Exception):
     """The database does not answer, or not usably. The message is a plain sentence without a password."""
+
+
+class SchemaMissing(DatabaseUnavailable):
+    """It answers, but its tables are not those of this release."""
+
+    def __init__(self) -> None:
+        super().__init__("The database's schema is missing or not the newest: run `weir migrate`.")
+
+
+def schema_missing(error: BaseException) -> bool:
+    """Whether a driver says that a table or a column is not there.
+
+    https://www.postgresql.org/docs/current/errcodes-appendix.html
+    """
+    origin = getattr(error, "orig", None) or error
+    if state := getattr(origin, "sqlstate", None):
+        return state in _UNDEFINED
+    return isinstance(origin, sqlite3.OperationalError) and any(words in str(origin) for words in _NO_SUCH)
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error of the database or its driver says, in one line without the statement; a missing schema by name."""
+    if schema_missing(error):
+        return str(SchemaMissing()).rstrip(".")
+    cause = getattr(error, "orig", None) or error
+    said = " ".join(str(cause).split()).rsplit(">: ", 1)[-1]
+    return said or ("it does not answer in time" if isinstance(cause, TimeoutError) else type(cause).__name__)
 
 
 def open_engine(url: str, *, command_seconds: float | None = COMMAND_SECONDS) -> AsyncEngine:
@@ -101,10 +135,12 @@ def reaching(url: URL) -> Iterator[None]:
     try:
         yield
     except (OSError, DBAPIError, PoolExhausted) as error:
-        cause = getattr(error, "orig", None) or error
-        reason = " ".join(str(cause).split()).rsplit(">: ", 1)[-1] or "it does not answer in time"
+        if schema_missing(error):
+            raise SchemaMissing from error
         place = url.render_as_string(hide_password=True)
-        raise DatabaseUnavailable(f"The database {place} cannot be used: {reason}. See ledger.url.") from error
+        raise DatabaseUnavailable(
+            f"The database {place} cannot be used: {reason_of(error)}. See ledger.url."
+        ) from error
 
 
 async def migrate(url: str) -> None:

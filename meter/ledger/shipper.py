@@ -21,6 +21,7 @@ import msgspec
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from meter.ledger.database import reason_of
 from meter.ledger.journal import Batch, Journal
 from meter.ledger.merge import merge
 from meter.ledger.partitions import ensure_partitions
@@ -149,8 +150,8 @@ class Shipper:
     def _failed(self, error: Exception) -> None:
         self.failures += 1
         if self.failing is None:
-            log.warning("The database does not take records (%s); they wait in the journal.", _reason(error))
-        self.failing = _reason(error)
+            log.warning("The database does not take records (%s); they wait in the journal.", reason_of(error))
+        self.failing = reason_of(error)
 
     async def _pause(self, seconds: float) -> None:
         if self._stopping.is_set():
@@ -176,7 +177,7 @@ class Shipper:
                 self._months.clear()
                 return await self._book(records)
             if len(records) == 1:
-                return self._reject(records[0], _reason(error))
+                return self._reject(records[0], reason_of(error))
         middle = len(records) // 2
         return await self._book(records[:middle]) + await self._book(records[middle:])
 
@@ -220,8 +221,3 @@ def _is_about_a_row(error: Exception) -> bool:
     if isinstance(error, DBAPIError):
         return isinstance(error, (DataError, IntegrityError))
     return isinstance(origin, (ArithmeticError, ValueError, TypeError))
-
-
-def _reason(error: Exception) -> str:
-    origin = error.orig if isinstance(error, StatementError) and error.orig is not None else error
-    return " ".join(str(origin).split()).rsplit(">: ", 1)[-1] or type(origin).__name__

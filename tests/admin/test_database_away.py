@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from meter.admin.deps import AdminDeps
 from meter.admin.site import admin_app
@@ -63,9 +65,27 @@ async def test_reads_come_from_the_last_known_state_and_writes_are_503(
             ]
             for answer in await asyncio.gather(*writes):
                 assert (answer.status, answer.error["code"]) == (503, "database_unavailable")
-                assert "Traceback" not in answer.text
+                assert answer.error["message"] == "The ledger's database cannot be reached; try again in a moment."
             server.start()
             await eventually(lambda: directory.stale_since is None)
             assert [key["name"] for key in (await admin.get("/keys")).json["items"]] == ["a", "b"]
         await directory.stop()
         await engine.dispose()
+
+
+async def test_a_database_without_tables_is_answered_with_what_to_do(
+    deps: AdminDeps, engine: AsyncEngine, admin: Person
+) -> None:
+    async with engine.begin() as connection:
+        for table in ("usage_hourly", "api_key", "directory_revision"):
+            await connection.execute(text(f"ALTER TABLE {table} RENAME TO {table}_of_old"))
+    try:
+        said = "The database's schema is missing or not the newest: run `weir migrate`."
+        await eventually(lambda: deps.directory.trouble == said)
+        for answer in (await admin.get("/usage"), await admin.ask("POST", "/keys", {"name": "a"})):
+            assert (answer.status, answer.error["code"], answer.error["message"]) == (503, "database_unavailable", said)
+    finally:
+        async with engine.begin() as connection:
+            for table in ("usage_hourly", "api_key", "directory_revision"):
+                await connection.execute(text(f"ALTER TABLE {table}_of_old RENAME TO {table}"))
+    await eventually(lambda: deps.directory.trouble is None)

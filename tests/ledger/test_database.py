@@ -17,9 +17,10 @@ from sqlalchemy import Connection, insert, select, text
 from sqlalchemy.exc import StatementError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from meter.ledger.database import DatabaseUnavailable, migrate, open_engine, schema_current
+from meter.ledger.database import DatabaseUnavailable, SchemaMissing, migrate, open_engine, schema_current
 from meter.ledger.partitions import ensure_partitions
 from meter.ledger.record import UsageRecord
+from meter.ledger.reports import usage_records, usage_report
 from meter.ledger.schema import api_key, audit_log, metadata, usage_record
 from tests.ledger.samples import NOON
 from tests.services.postgres import PostgresServer
@@ -166,6 +167,20 @@ async def test_a_database_that_is_away_is_said_plainly(
 async def test_a_database_that_is_not_there_is_said_plainly(postgres_server: PostgresServer) -> None:
     with pytest.raises(DatabaseUnavailable, match=r'database "nothere" does not exist. See ledger.url'):
         await migrate(postgres_server.url.replace("/postgres", "/nothere"))
+
+
+async def test_a_database_without_tables_is_said_so_with_what_to_do(database: str) -> None:
+    engine = open_engine(database)
+    with pytest.raises(SchemaMissing, match="missing or not the newest: run `weir migrate`"):
+        await usage_report(engine, start=NOON, end=NOON)
+    await engine.dispose()
+
+
+async def test_a_database_of_an_older_release_is_said_so_with_what_to_do(engine: AsyncEngine) -> None:
+    async with engine.begin() as connection:
+        await connection.execute(text("ALTER TABLE usage_record RENAME COLUMN tags TO tags_of_old"))
+    with pytest.raises(SchemaMissing, match="missing or not the newest: run `weir migrate`"):
+        await usage_records(engine)
 
 
 async def test_a_port_where_nobody_answers_is_said_plainly() -> None:

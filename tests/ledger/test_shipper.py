@@ -232,7 +232,7 @@ async def test_a_ledger_without_tables_is_waited_for(journal: Journal, database:
     journal.finished(record())
     async with shipping(journal, engine) as shipper:
         await until(lambda: shipper.failures > 1)
-        assert "usage_record" in (shipper.failing or "")
+        assert "run `weir migrate`" in (shipper.failing or "")
         await migrate(database)
         await until(lambda: shipper.backlog_rows == 0)
         assert shipper.failing is None
