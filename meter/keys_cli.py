@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -84,13 +84,16 @@ def show(key: WhichKey, config: ConfigPath = None, as_json: AsJson = False) -> N
 @keys.command()
 def disable(key: WhichKey, config: ConfigPath = None, as_json: AsJson = False) -> None:
     """Shut a key: within a second it opens nothing any more."""
-
-    async def work(registry: Registry) -> StoredKey:
-        found = await _find(registry, key)
-        return await registry.patch_key(ACTOR, found.id, None, KeyPatch(state="disabled"))
-
-    found = _with_registry(config, work)
+    found = _with_registry(config, _turned("disabled", key))
     typer.echo(_json(_shown(found)) if as_json else f"Key {found.name!r} ({found.id}) is disabled.")
+
+
+@keys.command()
+def enable(key: WhichKey, config: ConfigPath = None, as_json: AsJson = False) -> None:
+    """Open a key that was shut: within a second it opens again."""
+    found = _with_registry(config, _turned("active", key))
+    expired = " It has expired all the same, and opens nothing." if found.state(_now()) == "expired" else ""
+    typer.echo(_json(_shown(found)) if as_json else f"Key {found.name!r} ({found.id}) is enabled.{expired}")
 
 
 @keys.command()
@@ -147,6 +150,14 @@ async def _connected(config: Config, work: Work[Result], prepare: bool) -> Resul
         return await work(registry)
     finally:
         await engine.dispose()
+
+
+def _turned(state: Literal["active", "disabled"], key: str) -> Work[StoredKey]:
+    async def work(registry: Registry) -> StoredKey:
+        found = await _find(registry, key)
+        return await registry.patch_key(ACTOR, found.id, None, KeyPatch(state=state))
+
+    return work
 
 
 async def _all(registry: Registry) -> list[StoredKey]:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from meter.callers.keys import parse
 from meter.keys_cli import keys
+from tests.services.postgres import PostgresServer
 
 Run = Callable[..., Result]
 
@@ -27,7 +28,7 @@ def weir_keys(database_url: str, tmp_path: Path) -> Run:
     return run
 
 
-def test_a_key_is_made_shown_listed_rotated_disabled_and_deleted(weir_keys: Run) -> None:
+def test_a_key_is_made_shown_listed_rotated_disabled_enabled_and_deleted(weir_keys: Run) -> None:
     created = weir_keys("create", "--name", "бот", "--tier", "gold", "--team", "search", "--tag", "a=b=c", "--json")
     assert created.exit_code == 0, created.output
     made = json.loads(created.stdout)
@@ -42,6 +43,9 @@ def test_a_key_is_made_shown_listed_rotated_disabled_and_deleted(weir_keys: Run)
     assert parse(rotated.stdout.strip()).secret != parse(made["secret"]).secret
     assert weir_keys("disable", made["id"]).exit_code == 0
     assert json.loads(weir_keys("list", "--json").stdout)[0]["state"] == "disabled"
+    enabled = weir_keys("enable", "бот")
+    assert (enabled.exit_code, enabled.stdout) == (0, f"Key 'бот' ({made['id']}) is enabled.\n")
+    assert json.loads(weir_keys("enable", made["id"], "--json").stdout)["state"] == "active"
     assert weir_keys("delete", "бот").exit_code == 0
     assert "no keys yet" in weir_keys("list").stdout
 
@@ -59,6 +63,7 @@ def test_the_key_alone_is_on_stdout_for_scripts(weir_keys: Run) -> None:
         (("show", "\udcff"), 1, "no key with the id or name"),
         (("show", "a\x00"), 1, "no key with the id or name"),
         (("disable", "nobody"), 1, "nobody"),
+        (("enable", "nobody"), 1, "nobody"),
         (("rotate", "nobody"), 1, "nobody"),
         (("delete", "nobody"), 1, "nobody"),
         (("create", "--name", "taken"), 1, "names are unique"),
@@ -88,8 +93,9 @@ def test_a_wrong_file_is_exit_2_with_every_mistake(tmp_path: Path) -> None:
     assert "listen.port" in result.stderr
 
 
-def test_a_database_that_is_away_or_has_no_tables_is_exit_1(tmp_path: Path) -> None:
+def test_a_database_that_is_away_or_has_no_tables_is_exit_1(tmp_path: Path, postgres_server: PostgresServer) -> None:
     for url, says in (
+        (postgres_server.create_database(), "missing or not the newest: run `weir migrate`"),
         ("postgresql+asyncpg://weir:hidden@127.0.0.1:1/weir", "cannot be reached"),
         (f"sqlite+aiosqlite:///{tmp_path}/new.db", "weir migrate"),
     ):
