@@ -52,9 +52,11 @@ class Succession:
         left = self._journal.left()
         crashed = list(self._booked(unfinished))
         self.adopted.set()
-        for note in left.notes:
-            self._store.take_on(_debts(note))
-        await self._settle([*crashed, *map(self._settlement, left.ended)])
+        debts = [debt for note in left.notes for debt in _debts(note)]
+        self._store.take_on(debts)
+        told = {debt.lease for debt in debts}  # an admission of unclear outcome is to be settled with 0
+        ended = [record for record in left.ended if str(record.exchange_id) not in told]
+        await self._settle([*crashed, *map(self._settlement, ended)])
 
     def _booked(self, unfinished: Iterable[Opened]) -> Iterator[_Settlement]:
         for opened in unfinished:
