@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 import uvloop
+from typer.core import TyperGroup
 
 from engine_adapter import simulator
 from engine_adapter.prompt_size import TokenizerUnavailable
@@ -36,8 +38,36 @@ cli = typer.Typer(
 cli.add_typer(keys, name="keys", help="Create, list, show, rotate, disable and delete keys, straight in the database.")
 
 ConfigPath = Annotated[
-    Path | None, typer.Option("-c", "--config", help="The YAML file; without one, defaults and WEIR_… variables.")
+    Path | None,
+    typer.Option("-c", "--config", help="The YAML file. Without -c: ./weir.yaml if there is one, else defaults."),
 ]
+HERE = Path("weir.yaml")
+"""What is read without -c, if it is there."""
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"weir {version('tokenweir')}")
+        raise typer.Exit
+
+
+@cli.callback()
+def weir(
+    context: typer.Context,
+    _: Annotated[
+        bool, typer.Option("--version", help="Say the version.", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    """What holds for every command."""
+    if HERE.is_file():
+        context.default_map = _with_file(context.command)
+
+
+def _with_file(command: object) -> dict[str, Any]:
+    """The defaults of a command and of those beneath it."""
+    if isinstance(command, TyperGroup):
+        return {name: _with_file(beneath) for name, beneath in command.commands.items()}
+    return {"config": str(HERE)}
 
 
 class Only(StrEnum):
@@ -49,10 +79,13 @@ class Only(StrEnum):
 def serve(config: ConfigPath = None, only: Annotated[Only | None, typer.Option(help="One site alone.")] = None) -> None:
     """Serve: the traffic, admin and health sites."""
     settings = _load(config)
-    if only is not Only.admin and not settings.models:
-        _fail(WRONG, "No models are configured: add backends: and models: to the file, or try `weir demo`.")
+    sites: app.Sites = only.value if only else "all"
+    if mistakes := checks.hindrances(settings, sites):
+        _refuse(mistakes)
     log.configure(settings.log.level, settings.log.format)
-    _run(app.serve(settings, only.value if only else "all"))
+    for where, reason in checks.empty_secrets(settings, sites):
+        log.warning("a secret is empty", where=where, reason=reason)
+    _run(app.serve(settings, sites), lambda: checks.unbindable(settings, sites))
 
 
 @cli.command("demo")
@@ -77,7 +110,7 @@ def migrate_command(config: ConfigPath = None) -> None:
 def check(config: ConfigPath = None) -> None:
     """Validate the file, then reach every backend, the quota store and the database."""
     settings = _load(config)
-    typer.echo("ok    configuration")
+    typer.echo(f"ok    configuration: {config or 'defaults and WEIR_… variables, no file'}")
     results = _run(checks.run(settings))
     for result in results:
         typer.echo(f"{'ok   ' if result.good else 'FAIL '} {result.what}: {result.said}")
@@ -121,13 +154,17 @@ def _load(path: Path | None) -> Config:
     try:
         return load(path)
     except ConfigError as error:
-        for where, reason in error.mistakes:
-            typer.echo(f"{where}: {reason}", err=True)
-        raise typer.Exit(WRONG) from None
+        _refuse(error.mistakes)
 
 
-def _run(work: Coroutine[Any, Any, Any]) -> Any:
-    """Runs to the end; what went wrong becomes one sentence and an exit code."""
+def _refuse(mistakes: Iterable[tuple[str, str]]) -> NoReturn:
+    for where, reason in mistakes:
+        typer.echo(f"{where}: {reason}", err=True)
+    raise typer.Exit(WRONG)
+
+
+def _run(work: Coroutine[Any, Any, Any], explain: Callable[[], str | None] = lambda: None) -> Any:
+    """Runs to the end; what went wrong becomes one sentence and an exit code. `explain`: what the system's error means."""
     try:
         return uvloop.run(work)
     except KeyboardInterrupt:
@@ -135,13 +172,11 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
     except DatabaseUnavailable as error:
         _fail(NO, str(error))
     except Invalid as error:
-        for where, reason in error.mistakes:
-            typer.echo(f"{where}: {reason}", err=True)
-        raise typer.Exit(WRONG) from None
+        _refuse(error.mistakes)
     except (Conflict, TokenizerUnavailable, ValueError) as error:
         _fail(WRONG, str(error))
     except OSError as error:
-        _fail(NO, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
+        _fail(NO, explain() or f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
 
 
 def _fail(code: int, sentence: str) -> NoReturn:
