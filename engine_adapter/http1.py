@@ -6,7 +6,7 @@ otherwise aborts it at once, which is how an engine learns that nobody listens. 
 takes that for a client that left.
 
 Framing is decided by llhttp (through httptools) alone; what it refuses, such as a length beside chunked, is an error here.
-Redirects are not followed, bodies are not decoded. Messages of errors name no address: they may reach a caller.
+Redirects are not followed. A body that comes compressed, though none is asked for, is decoded. Messages of errors name no address: they may reach a caller.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from engine_adapter.coding import Decoder, decoder_of
 from engine_adapter.errors import EngineBroke, EngineUnavailable
 
 Headers = list[tuple[bytes, bytes]]
@@ -98,18 +99,27 @@ class Answer:
         Raises TimeoutError when nothing came for `seconds` (reading may go on), EngineBroke when the answer ended early
         ("cut") or stopped being HTTP ("protocol"), after all that came before was handed out.
         """
+        while True:
+            if not self._inbox.pieces and not await self._more(seconds):
+                return b""
+            if self._link is not None:
+                self._link.resume()
+            if data := self._inbox.take():
+                return data
+
+    async def _more(self, seconds: float | None) -> bool:
+        """Waits for bytes. False: there are no more."""
         inbox = self._inbox
         while not inbox.pieces:
             if inbox.complete:
-                return b""
+                inbox.check_end()
+                return False
             if inbox.failure is not None:
                 raise EngineBroke(inbox.failure.message, phase=inbox.failure.phase)
             if self._link is None:
                 raise EngineBroke("The answer was closed before its end.", phase="cut")
             await self._link.wait(seconds)
-        if self._link is not None:
-            self._link.resume()
-        return inbox.take()
+        return True
 
     async def read_all(self, seconds: float | None, limit: int) -> bytes:
         """The rest of the body. `seconds` bounds each silence, not the whole. More than `limit` bytes: EngineBroke."""
@@ -148,6 +158,7 @@ class _Inbox:
 
     __slots__ = (
         "_bodiless",
+        "_decoder",
         "_head_bytes",
         "_max_head_bytes",
         "_parser",
@@ -174,6 +185,7 @@ class _Inbox:
         self.reusable = False
         self.failure: _Failure | None = None
         self._bodiless = method == b"HEAD"
+        self._decoder: Decoder | None = None
         self._head_bytes = 0
         self._max_head_bytes = max_head_bytes
         self._until_eof = False
@@ -189,8 +201,24 @@ class _Inbox:
         return self.complete or self.failure is not None
 
     def take(self) -> bytes:
+        """The body's next bytes, decoded. May be b"" where they are not enough to be decoded."""
         pieces, self.pieces, self.size = self.pieces, [], 0
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if self._decoder is None:
+            return data
+        try:
+            decoded, left = self._decoder.step(data)
+        except ValueError as error:
+            self.reusable = False
+            raise EngineBroke(f"The worker's answer cannot be decompressed: {error}.", phase="protocol") from None
+        if left is not None:
+            self.pieces, self.size = [left], len(left)
+        return decoded
+
+    def check_end(self) -> None:
+        """Raises EngineBroke if the body is complete and what it was coded in is not."""
+        if self._decoder is not None and not self._decoder.finished:
+            raise EngineBroke("The worker's answer is compressed, and ends too early.", phase="cut")
 
     def feed(self, data: bytes) -> None:
         if not self.headed:
@@ -242,22 +270,27 @@ class _Inbox:
         chunked = self._frame()
         self.reusable = self._parser.should_keep_alive() and not self._bodiless
         self._until_eof = not chunked and self.length is None
+        if self._decoder is not None:
+            self.length = None  # of the coded body
         self.headed = True
         self.complete = self._bodiless
 
     def _frame(self) -> bool:
         """Takes what is between us and the worker out of the headers. True: the body is chunked."""
-        codings, dropped = b"", set(_HOP_BY_HOP)
+        codings, encodings, dropped = b"", list[bytes](), set(_HOP_BY_HOP)
         for name, value in self.headers:
             if name == b"content-length":
                 self.length = int(value)
             elif name == b"transfer-encoding":
                 codings += value
+            elif name == b"content-encoding":
+                encodings.append(value)
             elif name == b"connection":
                 dropped.update(token.strip().lower() for token in value.split(b","))
         if codings and codings.strip().lower() != b"chunked":
             raise ValueError("its transfer coding is not chunked")
-        dropped.add(b"content-length")
+        self._decoder = decoder_of(b",".join(encodings))
+        dropped |= {b"content-length", b"content-encoding"}
         self.headers = [field for field in self.headers if not (field[0] in dropped or field[0].startswith(b"proxy-"))]
         return bool(codings)
 
