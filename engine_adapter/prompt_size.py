@@ -13,6 +13,7 @@ import math
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ from engine_adapter.request import PROMPT_FIELDS, Call, PromptParts, write_objec
 
 if TYPE_CHECKING:
     import tiktoken
+    import tokenizers
 
 ALLOWANCE_PER_REQUEST: Final = 8
 """Template tokens around all messages: a beginning of text, and the opening of the answer."""
@@ -226,10 +228,19 @@ def tokenizer(spec: str) -> Tokenizer:
     if kind == "tiktoken":
         return TiktokenTokenizer.named(name)
     if kind == "file":
-        raise TokenizerUnavailable(
-            f"Tokenizer files are not read yet ({spec}): set the model's tokenizer to engine, tiktoken:<encoding> or bytes."
-        )
-    raise TokenizerUnavailable(f"There is no tokenizer {spec!r}: use engine, tiktoken:<encoding> or bytes.")
+        return FileTokenizer.read(Path(name))
+    raise TokenizerUnavailable(
+        f"There is no tokenizer {spec!r}: use engine, tiktoken:<encoding>, file:<path of a tokenizer.json> or bytes."
+    )
+
+
+def _count(parts: PromptParts, tokens_of: Callable[[str], int]) -> int:
+    around = bound(parts) - parts.text_bytes + parts.json_bytes
+    return around + sum(
+        tokens_of(text[at : at + CHARACTERS_AT_ONCE])
+        for text in parts.read()
+        for at in range(0, len(text), CHARACTERS_AT_ONCE)
+    )
 
 
 class TiktokenTokenizer:
@@ -252,13 +263,39 @@ class TiktokenTokenizer:
             ) from None
 
     def count(self, parts: PromptParts) -> int:
-        around = bound(parts) - parts.text_bytes + parts.json_bytes
-        return around + sum(map(self._count_text, parts.read()))
-
-    def _count_text(self, text: str) -> int:
-        pieces = (text[at : at + CHARACTERS_AT_ONCE] for at in range(0, len(text), CHARACTERS_AT_ONCE))
         # a special token's name in a user's text is text
-        return sum(len(self._encoding.encode(piece, disallowed_special=())) for piece in pieces)
+        return _count(parts, lambda text: len(self._encoding.encode(text, disallowed_special=())))
+
+
+class FileTokenizer:
+    """A model's own tokenizer.json, read by the package `tokenizers` (https://huggingface.co/docs/tokenizers)."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # such a file may say how long a training sample was: that would cut a prompt, or fill it up
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+
+    @classmethod
+    def read(cls, path: Path) -> FileTokenizer:
+        try:
+            import tokenizers  # optional: only where a model asks for it
+        except ImportError:
+            raise TokenizerUnavailable(
+                "A tokenizer file needs the package tokenizers: pip install 'tokenweir[tokenizer-files]', or set the "
+                "model's tokenizer to engine or bytes."
+            ) from None
+        try:
+            return cls(tokenizers.Tokenizer.from_str(path.read_text("utf-8")))
+        except Exception as error:  # the package raises no narrower one
+            reason = str(error).partition("\n")[0]
+            raise TokenizerUnavailable(
+                f"The tokenizer file {path} cannot be read ({reason}). Give the path of the model's tokenizer.json, or "
+                f"set the model's tokenizer to engine or bytes."
+            ) from None
+
+    def count(self, parts: PromptParts) -> int:
+        return _count(parts, lambda text: len(self._tokenizer.encode(text, add_special_tokens=False)))
 
 
 _TOKENIZED_FIELDS: Final = (

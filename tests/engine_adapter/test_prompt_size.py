@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ import pytest
 import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from engine_adapter import prompt_size
 from engine_adapter.prompt_size import (
@@ -19,6 +24,7 @@ from engine_adapter.prompt_size import (
     LARGEST_ALLOWANCE,
     AnswerSizes,
     Estimator,
+    FileTokenizer,
     TiktokenTokenizer,
     TokenizerUnavailable,
     bound,
@@ -320,7 +326,54 @@ def test_a_million_equal_letters_are_counted(letter: str) -> None:
     assert 1_000_000 // 16 <= counted <= 1_000_000 // 16 + 4 * (1_000_000 // CHARACTERS_AT_ONCE + 1)
 
 
-@pytest.mark.parametrize("spec", ["tiktoken:no_such_encoding", "file:/tokenizer.json", "words:x", ""])
+@pytest.fixture
+def small_file(tmp_path: Path) -> Path:
+    """A byte-level vocabulary in which "aa" and "aaaa" are tokens, of a file that cuts and fills what it encodes."""
+    letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    model = BPE(letters | {"aa": 256, "aaaa": 257}, [("a", "a"), ("aa", "aa")])
+    made = Tokenizer(model)
+    made.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    made.enable_truncation(3)
+    made.enable_padding(length=3)
+    path = tmp_path / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+def test_a_tokenizer_file_counts_as_its_model_does(small_file: Path) -> None:
+    small = prompt_size.tokenizer(f"file:{small_file}")
+    for content, tokens in (("aaaa", 1), ("aaaab", 2), ("a" * 4000, 1000), ("", 0), ("\u00e9", 2)):
+        parts = said(content).prompt
+        assert small.count(parts) == bound(parts) - len(content.encode()) + tokens
+    letters = said("a" * 1_000_000).prompt
+    assert small.count(letters) == bound(letters) - 1_000_000 + 250_000
+    tools = said("aaaa", tools=["a" * 160]).prompt
+    assert small.count(tools) == bound(tools) - 4 + 1
+
+
+@untimed
+@given(parts=prompts)
+def test_a_vocabulary_of_single_bytes_counts_up_to_the_bound(parts: Any) -> None:
+    made = Tokenizer(BPE({letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))}, []))
+    made.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    assert FileTokenizer(made).count(parts) == bound(parts)
+
+
+def test_without_the_package_a_tokenizer_file_says_how_to_get_it(small_file: Path) -> None:
+    """In a process that cannot import it."""
+    code = (
+        "import sys; sys.modules['tokenizers'] = None\n"
+        "from engine_adapter.prompt_size import TokenizerUnavailable, tokenizer\n"
+        "try: tokenizer(sys.argv[1])\n"
+        "except TokenizerUnavailable as error: print(error)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, f"file:{small_file}"], capture_output=True, text=True, timeout=60)
+    assert "pip install 'tokenweir[tokenizer-files]'" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    "spec", ["tiktoken:no_such_encoding", "file:/no/tokenizer.json", "file:/dev/null", "words:x", ""]
+)
 def test_a_tokenizer_that_is_not_there_says_what_to_do(spec: str) -> None:
     with pytest.raises(TokenizerUnavailable) as unavailable:
         prompt_size.tokenizer(spec)
