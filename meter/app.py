@@ -256,13 +256,13 @@ class Sidecar:
         if self._traffic is not None and self._traffic.draining:
             yield "draining: new requests are refused"
         if not self._directory.loaded:
-            yield "no key is known: the database cannot be reached, and there is no snapshot from an earlier run"
+            yield f"no key is known, and there is no snapshot from an earlier run: {self._directory.trouble}"
 
     def _problems(self) -> Iterator[str]:
         if (trouble := self._store.trouble) is not None:
             yield trouble
         if self._directory.stale_since is not None:
-            yield "the database cannot be reached: keys and tiers are as they were last known"
+            yield f"keys and tiers are as they were last known: {self._directory.trouble}"
         if self._gateway is None:
             return
         if self._journal.full:

@@ -156,7 +156,7 @@ def _refusal_code(verdict: Verdict) -> tuple[str, str]:
 
 def _refusal_words(verdict: Verdict, owner: str) -> str:
     if verdict.kind == "parallel":
-        return f"Too many requests of {owner} are running at once:"
+        return f"Too many of {owner} requests are running at once:"
     window = next(
         (w for w in verdict.windows if w.name == RULE_WINDOWS[verdict.kind] and w.scope == verdict.scope), None
     )
