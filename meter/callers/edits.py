@@ -108,4 +108,4 @@ def read(model: type[Body], values: object) -> Body:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise Invalid(mistakes_in(error)) from None
+        raise Invalid(mistakes_in(error, model=model)) from None

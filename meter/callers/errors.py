@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import ValidationError
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
 
 Mistake = tuple[str, str]
 """(field, what would be right)"""
@@ -32,19 +34,30 @@ class Invalid(Exception):
         self.mistakes = mistakes
 
 
-def mistakes_in(error: ValidationError, prefix: str = "") -> list[Mistake]:
-    """Every mistake pydantic found (at most 100), with its field's path in the body."""
+def mistakes_in(error: ValidationError, prefix: str = "", model: type[BaseModel] | None = None) -> list[Mistake]:
+    """Every mistake pydantic found (at most 100), with its field's path in the body; `model`: what was to be read."""
     found: list[Mistake] = []
     for item in error.errors(include_url=False, include_input=False)[:100]:
         path = [prefix] * bool(prefix) + [str(step)[:100] for step in item["loc"]]
         if item["type"] == "policy":
             found += [(".".join([*path, field]), reason) for field, reason in item["ctx"]["problems"]]
+        elif item["type"] == "extra_forbidden":
+            found.append((".".join(path), f"is not a field here{_which_are(model, item['loc'][:-1])}"))
         else:
-            found.append((".".join(path), _reason(item["type"], item["msg"])))
+            found.append((".".join(path), item["msg"].removeprefix("Value error, ")))
     return found
 
 
-def _reason(kind: str, message: str) -> str:
-    if kind == "extra_forbidden":
-        return "is not a field here; see the list of fields in the documentation"
-    return message.removeprefix("Value error, ")
+def _which_are(model: type[BaseModel] | None, path: tuple[int | str, ...]) -> str:
+    """The fields that there are, at this place in a body."""
+    for step in path:
+        model = _model_in(model.model_fields[step].annotation) if model and step in model.model_fields else None
+    if model is None:
+        return ""
+    return "; there are: " + ", ".join(field.alias or name for name, field in model.model_fields.items())
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model among the types that a field may have."""
+    kinds = [annotation, *get_args(annotation)]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)

@@ -120,3 +120,20 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_harms_nobody(admin
     writer.close()
     await writer.wait_closed()
     assert (await admin.get("/keys")).json["items"] == []
+
+
+async def test_an_unknown_field_is_answered_with_those_that_there_are(admin: Person) -> None:
+    limit = "tokens, seconds"
+    for method, path, body, field, there_are in (
+        ("POST", "/keys", {"name": "a", "nam": 1}, "nam", "name, tier, team, models, tags, expires_at, policy"),
+        ("POST", "/keys", {"name": "a", "policy": {"rate": {"token": 1}}}, "policy.rate.token", limit),
+        ("PUT", "/teams/a", {"max_n": 1}, "max_n", "rate, burst, cap, max_parallel"),
+        ("POST", "/keys/x/rotate", {"grace": 1}, "grace", "grace_seconds"),
+    ):
+        answer = await admin.ask(method, path, body, If_None_Match="*")
+        said = {detail["field"]: detail["message"] for detail in answer.error["details"]}
+        assert said[field] == f"is not a field here; there are: {there_are}"
+    answer = await admin.get("/usage?form=csv")
+    assert answer.error["details"][0]["message"].endswith(
+        "there are: page_size, cursor, from, to, group_by, bucket, format"
+    )
