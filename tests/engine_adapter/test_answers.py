@@ -26,6 +26,11 @@ def answer(usage: Any = ..., *, said: Any = "ok", finish: str = "stop", **more: 
     return json.dumps({**body, **({} if usage is ... else {"usage": usage}), **more}).encode()
 
 
+def repeat_of(text: str) -> str:
+    """A long text's name."""
+    return text[:6]
+
+
 def usage_of(body: bytes, endpoint: Any = "chat") -> Usage:
     return read_answer(endpoint, body, prompt_estimate=11, rename=None).usage
 
@@ -220,6 +225,7 @@ NO_FIGURES = b'"usage":{"prompt_tokens":"3"}'
         b'{"message":{"tool_calls":[{}%b]}}' % (b",{}" * MANY),
         b'{"text":5,%b}' % b",".join(b'"%d":0' % number for number in range(MANY)),
     ],
+    ids=["objects", "odd objects", "lists", "strings", "numbers", "tool calls", "names"],
 )
 def test_choices_of_very_many_values_are_weighed_as_they_are(choices: bytes) -> None:
     body = b'{"choices":[%b],%b}' % (choices, NO_FIGURES)
@@ -235,7 +241,7 @@ def test_of_very_many_choices_figures_and_ending_are_read() -> None:
     assert plain.body == body.replace(b"served", b"mine")
 
 
-@pytest.mark.parametrize("said", ["," * 200_000, ",{" * 200_000, '"' * 200_000, '\\",{' * 100_000])
+@pytest.mark.parametrize("said", ["," * 200_000, ",{" * 200_000, '"' * 200_000, '\\",{' * 100_000], ids=repeat_of)
 def test_what_stands_in_an_answers_text_is_no_structure(said: str) -> None:
     for content in (said, [said]):
         assert usage_of(answer(said={"content": content})).completion == -(-len(said) // 4)

@@ -119,6 +119,7 @@ async def test_an_unknown_coding_is_an_error_before_anything_is_passed_on(worker
         (b"\x1f", "ends too early"),
         (gzip.compress(b"hello") + b"garbage", "cannot be decompressed"),
     ],
+    ids=["plain", "cut", "first byte", "more"],
 )
 async def test_a_body_that_is_not_what_its_label_says_is_broken(workers: Workers, body: bytes, message: str) -> None:
     async with RawWorker(always(plain(b"gzip", body))) as worker, await ask(workers, worker.origin) as answer:

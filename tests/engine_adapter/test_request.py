@@ -362,6 +362,7 @@ MANY_MEMBERS = b",".join(b'"%d":1' % number for number in range(MOST_STRINGS))
         ("completions", b'{"model":"m1","prompt":[%b]}' % MANY_STRINGS),
         ("embeddings", b'{"model":"m1","input":[%b]}' % MANY_STRINGS),
     ],
+    ids=["content", "part", "message", "body", "messages", "prompt", "input"],
 )
 def test_more_strings_than_any_real_body_has_are_refused(endpoint: Any, raw: bytes) -> None:
     json.loads(raw)
@@ -376,13 +377,18 @@ def test_more_strings_than_any_real_body_has_are_refused(endpoint: Any, raw: byt
         b'{"content":[{}%b]}' % (b",{}" * (MOST_OBJECTS + 1)),
         b'{"content":"\\\\"}%b' % (b",{}" * (MOST_OBJECTS + 1)),
     ],
+    ids=["messages", "with blanks", "parts", "after a backslash"],
 )
 def test_more_messages_and_parts_than_any_real_body_has_are_refused(messages: bytes) -> None:
     refused = refusal("chat", of_messages(messages))
     assert (refused.param, f"more than {MOST_OBJECTS} objects" in refused.message) == ("messages", True)
 
 
-@pytest.mark.parametrize("content", ['"' * 300_000, ",{" * 100_000, '\\",{' * 100_000, "\\", '\\"', ',"' * 250_000])
+@pytest.mark.parametrize(
+    "content",
+    ['"' * 300_000, ",{" * 100_000, '\\",{' * 100_000, "\\", '\\"', ',"' * 250_000],
+    ids=lambda text: text[:6],
+)
 def test_what_stands_in_a_text_is_no_structure(content: str) -> None:
     assert chat(messages=[{"role": "user", "content": content}]).prompt.text_bytes == len("user" + content)
 
