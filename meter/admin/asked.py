@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from datetime import UTC, datetime
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -83,6 +84,22 @@ def cursor_of(list_name: str, *position: str | int) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode([list_name, *position])).rstrip(b"=").decode()
 
 
+def moment_in(text: str) -> datetime:
+    """A moment of a cursor, in UTC. ValueError: it is none, has no zone, or no calendar has it."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError("a moment needs a time zone")
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError(str(error)) from error
+
+
+def not_of_this_list() -> Refusal:
+    """The answer to a cursor that no page of this list gave."""
+    return Refusal(400, "invalid_cursor", "The cursor is not of this list; begin without one.", param="cursor")
+
+
 def position(list_name: str, cursor: str | None) -> list[str | int] | None:
     """What `cursor_of` was given; None: from the beginning."""
     if cursor is None:
@@ -93,5 +110,5 @@ def position(list_name: str, cursor: str | None) -> list[str | int] | None:
     except (ValueError, binascii.Error, msgspec.DecodeError):
         parts = []
     if len(parts) < 2 or parts[0] != list_name:
-        raise Refusal(400, "invalid_cursor", "The cursor is not of this list; begin without one.", param="cursor")
+        raise not_of_this_list()
     return parts[1:]

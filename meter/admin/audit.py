@@ -7,8 +7,8 @@ from typing import Any, Literal
 from aiohttp import web
 from sqlalchemy import RowMapping
 
-from meter.admin.answers import Refusal, answer
-from meter.admin.asked import Page, cursor_of, position, query
+from meter.admin.answers import answer
+from meter.admin.asked import Page, cursor_of, not_of_this_list, position, query
 from meter.admin.deps import DEPS
 from meter.callers.edits import Reference
 from meter.callers.stored import iso, utc
@@ -43,4 +43,4 @@ def _before(cursor: str | None) -> int | None:
             return None
         case [int(number)] if 0 <= number < 2**63:
             return number
-    raise Refusal(400, "invalid_cursor", "The cursor is not of this list; begin without one.", param="cursor")
+    raise not_of_this_list()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -9,7 +10,7 @@ from aiohttp import web
 
 from meter.admin.access import TOKEN
 from meter.admin.answers import Refusal, answer
-from meter.admin.asked import Page, body, cursor_of, expected, name_of, position, query
+from meter.admin.asked import Page, body, cursor_of, expected, moment_in, name_of, not_of_this_list, position, query
 from meter.admin.deps import DEPS, AdminDeps
 from meter.admin.reading import key_and_tier, page_of_keys
 from meter.admin.windows import view_of_key
@@ -127,8 +128,6 @@ def _after(cursor: str | None) -> tuple[datetime, str] | None:
         case None:
             return None
         case [str(moment), str(key_id)] if "\x00" not in key_id:
-            try:
-                return datetime.fromisoformat(moment), key_id
-            except ValueError:
-                pass
-    raise Refusal(400, "invalid_cursor", "The cursor is not of this list; begin without one.", param="cursor")
+            with suppress(ValueError):
+                return moment_in(moment), key_id
+    raise not_of_this_list()

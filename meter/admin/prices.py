@@ -5,8 +5,8 @@ from __future__ import annotations
 from aiohttp import web
 
 from meter.admin.access import TOKEN
-from meter.admin.answers import Refusal, answer
-from meter.admin.asked import Page, body, cursor_of, position, query
+from meter.admin.answers import answer
+from meter.admin.asked import Page, body, cursor_of, not_of_this_list, position, query
 from meter.admin.deps import DEPS
 from meter.callers.edits import PriceDraft, read
 
@@ -36,4 +36,4 @@ def _after(cursor: str | None) -> int:
             return 0
         case [int(number)] if 0 <= number < 2**63:
             return number
-    raise Refusal(400, "invalid_cursor", "The cursor is not of this list; begin without one.", param="cursor")
+    raise not_of_this_list()

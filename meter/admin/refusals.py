@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from aiohttp import web
 
-from meter.admin.answers import Refusal, answer
-from meter.admin.asked import cursor_of, position, query
+from meter.admin.answers import answer
+from meter.admin.asked import cursor_of, moment_in, not_of_this_list, position, query
 from meter.admin.deps import DEPS
 from meter.admin.usage import Span
 from meter.callers.edits import Reference
@@ -65,8 +65,6 @@ def _place(cursor: str | None) -> Place | None:
         case None:
             return None
         case [str(minute), str(key_id), str(rule), int(shadow)] if "\x00" not in key_id + rule:
-            with suppress(ValueError, OverflowError):
-                moment = datetime.fromisoformat(minute)
-                if moment.tzinfo is not None:
-                    return moment.astimezone(UTC), key_id, rule, bool(shadow)
-    raise Refusal(400, "invalid_cursor", "The cursor is not of this list; begin without one.", param="cursor")
+            with suppress(ValueError):
+                return moment_in(minute), key_id, rule, bool(shadow)
+    raise not_of_this_list()

@@ -9,11 +9,12 @@ from aiohttp.typedefs import Handler
 
 from meter.admin.access import TOKEN
 from meter.admin.answers import Refusal, answer
-from meter.admin.asked import Page, body, cursor_of, expected, makes_anew, name_of, position, query
+from meter.admin.asked import Page, body, cursor_of, expected, makes_anew, name_of, not_of_this_list, position, query
 from meter.admin.deps import DEPS
 from meter.admin.reading import all_terms, terms_named
 from meter.admin.windows import view_of_team
 from meter.callers.book import team_in_force, terms_in_force
+from meter.callers.errors import NotFound
 from meter.callers.stored import StoredTerms, TermsKind
 
 
@@ -62,12 +63,23 @@ def _putter(kind: TermsKind) -> Handler:
         if makes_anew(request):
             terms = await deps.registry.create_terms(actor, kind, name, await body(request))
         else:
-            versions = expected(request)
+            versions = await _expected(request, kind, name)
             terms = await deps.registry.replace_terms(actor, kind, name, versions, await body(request))
         deps.directory.nudge()
         return answer(_shown(kind, terms), 201 if makes_anew(request) else 200, version=terms.version)
 
     return put
+
+
+async def _expected(request: web.Request, kind: TermsKind, name: str) -> frozenset[int] | None:
+    """As `expected`, but whoever wants to make what is not there yet is told how."""
+    if "If-Match" not in request.headers:
+        try:
+            await terms_named(request.app[DEPS], kind, name)
+        except NotFound:
+            message = f"There is no {kind} {name!r} yet: to create it, send If-None-Match: *."
+            raise Refusal(428, "precondition_required", message, param="If-None-Match") from None
+    return expected(request)
 
 
 def _deleter(kind: TermsKind) -> Handler:
@@ -93,4 +105,4 @@ def _behind(kind: TermsKind, cursor: str | None) -> str | None:
             return None
         case [str(name)]:
             return name
-    raise Refusal(400, "invalid_cursor", "The cursor is not of this list; begin without one.", param="cursor")
+    raise not_of_this_list()

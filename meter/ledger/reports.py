@@ -244,7 +244,7 @@ def _position(cursor: str) -> tuple[datetime, UUID]:
     try:
         moment = datetime.fromisoformat(started_at)
         if moment.tzinfo is not None:
-            return moment, UUID(exchange_id)
-    except ValueError:
+            return moment.astimezone(UTC), UUID(exchange_id)
+    except (ValueError, OverflowError):
         pass
     raise BadQuery("cursor", "must be the `next` of the page before")

@@ -132,3 +132,13 @@ async def test_terms_of_a_newer_release_are_shown_as_far_as_they_are_known(admin
         assert (await admin.get(path)).status == 200, path
     assert (await admin.get("/teams/search/windows")).json == {"windows": [], "leases": []}
     assert (await admin.get("/tiers/standard")).json["effective"]["max_n"] == 3
+
+
+async def test_whoever_would_make_something_without_saying_so_is_told_how(admin: Person) -> None:
+    for kind in ("tier", "team"):
+        answer = await admin.ask("PUT", f"/{kind}s/new", {})
+        assert (answer.status, answer.error["param"]) == (428, "If-None-Match")
+        assert answer.error["message"] == f"There is no {kind} 'new' yet: to create it, send If-None-Match: *."
+        assert (await admin.ask("PUT", f"/{kind}s/new", {}, If_None_Match="*")).status == 201
+        answer = await admin.ask("PUT", f"/{kind}s/new", {})
+        assert (answer.status, answer.error["param"]) == (428, "If-Match")
