@@ -108,7 +108,7 @@ def test_check_says_one_line_of_each_thing_whatever_is_wrong_with_the_others(wei
         ("quota store", "quota_store.url", ""),
         ("database", "ledger.url", "directory no"),
         ("journal", "ledger.journal_dir", "no directory"),
-        ("tokenizer of filed", "models.filed.tokenizer", "not read yet"),
+        ("tokenizer of filed", "models.filed.tokenizer", "no.json"),
     ):
         mark, sentence = said[what]
         assert mark == "FAIL"
