@@ -92,7 +92,7 @@ local function resize(scope, id, window, want, now)
   local charges = {}
   if old.newest >= old.oldest then
     for chunk = chunk_of(old.oldest), chunk_of(old.newest) do
-      charges[chunk] = Chunks.read(scope, id, chunk)
+      charges[chunk] = Chunks.read(scope, id, chunk) or nil
     end
     Chunks.drop(scope, id, chunk_of(old.oldest), chunk_of(old.newest))
   end

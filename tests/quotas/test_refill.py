@@ -40,3 +40,17 @@ async def test_a_view_says_since_when_the_slot_is_known(store: QuotaStore, clock
     await store.forget(who.slot)
     await store.seed(who.slot, Seed())
     assert (await store.peek(who)).since == clock.now
+
+
+async def test_a_sparse_window_can_be_laid_out_anew(store: QuotaStore, clock: Clock) -> None:
+    """Slots in which nothing was charged lie nowhere."""
+    who = account()
+    await store.seed(who.slot, Seed())
+    for lease in ("early", "late"):
+        assert (await store.admit(who, ask(lease, 100))).admitted
+        await store.settle(who, lease, 100)
+        clock.now += 1_800
+    longer = Policy(None, None, Limit(1_000, 7_200), None)
+    wider = Account(who.slot, (Scope("key", who.scopes[0].name, longer),))
+    assert (await store.admit(wider, ask("after", 100))).admitted
+    assert [(window.used, window.held) for window in (await store.peek(wider)).windows] == [(200, 100)]
