@@ -18,6 +18,9 @@ when the record was looked at is in the record; what had not is left out of it, 
 sidecar still owed the slot before is dropped, and its running leases are admitted there by force with all they used. If
 another sidecar filled the slot, it knew all that had reached the ledger: only what ended here from a second before then is
 told.
+
+**Moved.** Where a key changes its team, or windows get longer, the books that are asked now do not have all that counts in
+them: what is missing of what is on record is charged there, at once, so that it counts as long as it would if it were new.
 """
 
 from __future__ import annotations
@@ -33,8 +36,22 @@ from uuid import uuid4
 from quotas import windows
 from quotas.alone import Alone
 from quotas.books import REMEMBER
+from quotas.homes import Homes
 from quotas.policy import Limit
-from quotas.store import Account, Ask, Progress, QuotaStore, Seed, StoreUnavailable, Unseeded, Verdict, View
+from quotas.store import (
+    Account,
+    Ask,
+    Past,
+    Progress,
+    QuotaStore,
+    Scope,
+    Seed,
+    StoreUnavailable,
+    Unseeded,
+    Verdict,
+    View,
+    Window,
+)
 from quotas.store_clock import TOLERANCE, StoreClock
 from quotas.windows import SECOND
 
@@ -180,6 +197,7 @@ class GuardedStore:
         self._dry: dict[str, float] = {}  # slots that could not be filled -> when that is tried again
         self._new_time: float | None = None  # books from before are void, but for those of these slots
         self._renewed: set[str] = set()
+        self._homes = Homes()
         self._alone = Alone(clock, lease_seconds, self._share)
 
     def __repr__(self) -> str:
@@ -198,8 +216,8 @@ class GuardedStore:
             return f"the quota store is away: it cannot be reached, on_down is {self._on_down}"
         if dry := sum(until > self._clock() for until in self._dry.values()):
             return (
-                f"the quota store does not know what {dry} keys or teams used, and the ledger cannot say it now: for them"
-                f" on_down is {self._on_down}"
+                f"the quota store does not know all that {dry} keys or teams used, and the ledger cannot say it now:"
+                f" where it knows nothing, on_down is {self._on_down}"
             )
         return None
 
@@ -207,6 +225,8 @@ class GuardedStore:
 
     async def admit(self, account: Account, ask: Ask) -> Verdict:
         if self.up:
+            if self._homes.changed(account):
+                await self._bring_up(account)
             try:
                 verdict = await self._asked(account, ask)
             except _Dry:
@@ -219,6 +239,8 @@ class GuardedStore:
             else:
                 self._failures = 0
                 self._alone.saw(account, verdict.windows)
+                if not self._homes.changed(account):
+                    self._homes.note(account)
                 return self._opened(account, ask, verdict, at_inner=True)
         return await self._admit_here(account, ask)
 
@@ -377,19 +399,23 @@ class GuardedStore:
         """Has the account's slot filled, once at a time. Raises _Dry where that cannot be had at the moment."""
         slot = account.slot
         if self._clock() >= self._dry.get(slot, 0.0):
-            filling = self._fills.get(slot)
-            if filling is None:
-                filling = self._fills[slot] = asyncio.create_task(self._filled(account))
-                filling.add_done_callback(lambda _: self._fills.pop(slot, None))
             try:
-                async with asyncio.timeout(FILL_SECONDS):
-                    if await asyncio.shield(filling):
-                        return
+                if await self._once(slot, self._filled, account):
+                    return
             except TimeoutError:
                 self._dry[slot] = self._clock() + REFILL_SECONDS
         raise _Dry(
             f"the quota store does not know what {slot} used, and the ledger cannot say it now; try again shortly"
         )
+
+    async def _once(self, what: str, work: Callable[[Account], Coroutine[Any, Any, bool]], account: Account) -> bool:
+        """Has the work done, once at a time. Raises TimeoutError where that takes too long; it goes on."""
+        task = self._fills.get(what)
+        if task is None:
+            task = self._fills[what] = asyncio.create_task(work(account))
+            task.add_done_callback(lambda _: self._fills.pop(what, None))
+        async with asyncio.timeout(FILL_SECONDS):
+            return await asyncio.shield(task)
 
     async def _filled(self, account: Account) -> bool:
         slot = account.slot
@@ -403,6 +429,7 @@ class GuardedStore:
             self._ensure_mender()
             return False
         self._dry.pop(slot, None)
+        self._homes.note(account)
         await self._forget_alone(slot)
         return True
 
@@ -448,6 +475,44 @@ class GuardedStore:
             known.base, known.at_inner = 0, False
             if owed is not None:
                 self._tally(known, consumed)
+
+    # ---- a key that moved, a window that got longer ------------------------------------------------------------------
+
+    async def _bring_up(self, account: Account) -> None:
+        """Has what is on record charged where it is missing; where that cannot be had now, a later question tries again."""
+        who = f"{account.slot} {account.scopes[0].name}"
+        if self._clock() >= self._dry.get(who, 0.0):
+            with suppress(TimeoutError):
+                if await self._once(who, self._brought_up, account):
+                    return
+            self._dry[who] = self._clock() + REFILL_SECONDS
+
+    async def _brought_up(self, account: Account) -> bool:
+        """Charges what the scopes used elsewhere, or before the reach of shorter windows. False: that cannot be known now."""
+        changed = self._homes.changed(account)
+        try:
+            if self._refill is not None and (await self._inner.peek(account)).seeded:
+                now = await self._inner.ping()
+                seed = await self._refill(account, now, lambda: {**self._settling, **self._leases}.keys())
+                shown = (await self._inner.peek(account)).windows
+                for scope in changed:
+                    await self._charge_missing(account.slot, scope, seed, now, shown)
+        except (StoreUnavailable, Unseeded):
+            return False
+        self._homes.note(account)
+        return True
+
+    async def _charge_missing(self, slot: str, scope: Scope, seed: Seed, now: float, shown: Iterable[Window]) -> None:
+        used = {window.name: window.used for window in shown if window.scope == scope.kind}
+        past = [each for each in seed.past if (each.kind, each.name) == (scope.kind, scope.name)]
+        rate, cap = scope.policy.rate, scope.policy.cap
+        on_primary = _within(rate, now, (each for each in past if each.primary)) - used.get("minute", 0)
+        in_all = _within(cap, now, past) - used.get("hour", 0)
+        for primary, tokens in ((True, on_primary), (False, in_all - max(0, on_primary))):
+            if tokens > 0:
+                lease, who = f"moved-{uuid4()}", Account(slot, (scope,))
+                await self._inner.admit(who, Ask(lease, 0, 0, 0, 0, primary=primary, forced=True))
+                await self._inner.settle(who, lease, tokens)
 
     # ---- while it is away --------------------------------------------------------------------------------------------
 
@@ -685,6 +750,10 @@ async def _together(calls: Iterable[Awaitable[Any]]) -> list[Any]:
                 raise outcome
             outcomes.append(outcome)
     return outcomes
+
+
+def _within(limit: Limit | None, now: float, past: Iterable[Past]) -> int:
+    return 0 if limit is None else sum(each.tokens for each in past if each.at > now - limit.seconds)
 
 
 def _less(figure: int | None, base: int) -> int | None:

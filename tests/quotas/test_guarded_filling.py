@@ -43,13 +43,15 @@ class Ended(NamedTuple):
     lease: str
     account: Account
     tokens: int
+    at: float
 
 
 @dataclass
 class Record:
-    """What ended, as a ledger has it."""
+    """What ended, as a ledger has it. `moved`: slots whose keys belong to another one now."""
 
     ended: list[Ended] = field(default_factory=list)
+    moved: dict[str, str] = field(default_factory=dict)
     away: bool = False
     asked: int = 0
     slow: float = 0.0
@@ -60,17 +62,27 @@ class Record:
         if self.away:
             raise StoreUnavailable("the ledger is away")
         left_out = set(unsettled())
-        mine = [each for each in self.ended if each.account.slot == who.slot and each.lease not in left_out]
-        scopes = {scope for each in mine for scope in each.account.scopes} | set(who.scopes)
-        past = [Past(s.kind, s.name, store_time, each.tokens) for each in mine for s in each.account.scopes]
-        return Seed(tuple(scopes), tuple(past))
+        mine = [each for each in self.ended if self._slot(each) == who.slot and each.lease not in left_out]
+        scopes = {(s.kind, s.name): s for each in mine for s in each.account.scopes}
+        scopes |= {(s.kind, s.name): s for s in who.scopes}
+        past = [Past(s.kind, s.name, each.at, each.tokens) for each in mine for s in each.account.scopes]
+        return Seed(tuple(scopes.values()), tuple(sorted(past, key=lambda each: each.at)))
+
+    def _slot(self, ended: Ended) -> str:
+        return self.moved.get(ended.account.slot, ended.account.slot)
+
+    def add(self, lease: str, who: Account, tokens: int, ago: float = 0.0) -> None:
+        self.ended.append(Ended(lease, who, tokens, time.time() - ago))
 
     def truth(self, slot: str) -> int:
         return sum(each.tokens for each in self.ended if each.account.slot == slot)
 
+    def key_truth(self, name: str) -> int:
+        return sum(each.tokens for each in self.ended if each.account.scopes[0].name == name)
+
     async def end(self, store: GuardedStore, who: Account, lease: str, tokens: int) -> None:
         """As the gateway ends an exchange: on record first, then settled."""
-        self.ended.append(Ended(lease, who, tokens))
+        self.add(lease, who, tokens)
         await store.settle(who, lease, tokens)
 
 
@@ -366,7 +378,8 @@ async def test_a_ledger_that_takes_its_time_holds_nobody_up_for_long(
 
 
 async def test_memory_starts_from_the_record(record: Record, clock: Clock) -> None:
-    record.ended.append(Ended("before", account(), 300))
+    clock.now = time.time()
+    record.add("before", account(), 300)
     store = GuardedStore(MemoryStore(clock), on_down="deny", clock=clock, refill=record)
     assert await used(store, account()) == 300
     assert (await store.admit(account(), ask("new", 99_700))).admitted
