@@ -125,6 +125,15 @@ class Load:
         return True
 
 
+async def spent(store: QuotaStore, who: Account, truth: Truth, tokens: int) -> None:
+    """One request that uses exactly this, on the cheaper route where the rate has no room for it."""
+    lease = f"lease {next(serial)}"
+    verdict = await store.admit(who, Ask(lease, tokens, tokens, tokens, tokens, targets=CHEAPER))
+    truth.admitted(lease, verdict.hold, verdict.expected, primary=verdict.kind != "overflow")
+    truth.ended(lease, tokens)
+    await store.settle(who, lease, tokens)
+
+
 async def all_up(stores: Sequence[GuardedStore]) -> bool:
     return all(store.up for store in stores)
 

@@ -47,6 +47,11 @@ class Truth:
         return self._monitor.counts(self._tick())["cap_used"]
 
     @property
+    def held(self) -> int:
+        """Tokens that running requests may still use."""
+        return self._monitor.counts(self._tick())["cap_held"]
+
+    @property
     def running(self) -> int:
         return len(self._monitor.leases)
 
