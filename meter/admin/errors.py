@@ -21,6 +21,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         response = await handler(request)
     except Exception as error:
+        if isinstance(error, ConnectionError) and request.transport is None:
+            raise  # the client has left: nobody is there to be answered
         response = _refusal(request, error, request_id).response()
     if not response.prepared:
         response.headers[REQUEST_ID] = request_id
