@@ -255,7 +255,7 @@ class Sidecar:
             yield "starting"
         if self._traffic is not None and self._traffic.draining:
             yield "draining: new requests are refused"
-        if not self._directory.loaded:
+        if not self._directory.loaded and self._directory.trouble:
             yield f"no key is known, and there is no snapshot from an earlier run: {self._directory.trouble}"
 
     def _problems(self) -> Iterator[str]:

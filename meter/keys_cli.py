@@ -34,7 +34,8 @@ Work = Callable[[Registry], Awaitable[Result]]
 keys = typer.Typer(no_args_is_help=True)
 
 ConfigPath = Annotated[
-    Path | None, typer.Option("-c", "--config", help="The YAML file; without one, defaults and WEIR_… variables.")
+    Path | None,
+    typer.Option("-c", "--config", help="The YAML file. Without -c: ./weir.yaml if there is one, else defaults."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 WhichKey = Annotated[str, typer.Argument(metavar="KEY", help="A key's id or its name.")]

@@ -21,6 +21,7 @@ _METHOD = re.compile(r"\b[A-Z]{1,20} /\S* HTTP/1")
 
 _SETTINGS: dict[str, Any] = {
     "access_log": None,
+    "keepalive_timeout": 75,  # idle connections, and heads that are never finished
     "logger": logging.getLogger("weir.http"),
     "max_line_size": MAX_HEAD_BYTES,
     "max_field_size": MAX_HEAD_BYTES,
@@ -46,6 +47,11 @@ class Listener(web.Server):
 
 
 class _Connection(web.RequestHandler):
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """A body that is not what it claims to be is its sender's affair; anything else is ours."""
+        if not isinstance(kw.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **kw)
+
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:

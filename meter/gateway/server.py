@@ -55,7 +55,7 @@ class TrafficSite:
 
     async def start(self, terms: ListenTerms) -> int:
         """Binds; returns the port."""
-        server = Listener(self._handle, handler_cancellation=True, auto_decompress=False, keepalive_timeout=75)
+        server = Listener(self._handle, handler_cancellation=True, auto_decompress=False)
         self._runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
         self._site = web.TCPSite(self._runner, terms.host, terms.port, ssl_context=_tls(terms), backlog=1024)

@@ -268,11 +268,11 @@ async def test_a_file_that_does_not_fit_the_database_says_everything_that_is_wro
     await registry.set_override("ops", key.id, None, {"cap": {"tokens": 2_500, "seconds": 3_600}})
     wrong = config(
         tiers={"standard": {"rate": {"tokens": 3_000, "seconds": 60}, "managed_by": "file"}},
-        keys=[{"id": "abcd", "name": "git", "tier": "standard", "team": "none", "secret_sha256": "ab" * 32}],
+        keys=[{"id": "abcd", "name": "git", "tier": "standard", "secret_sha256": "ab" * 32}],
     )
     with pytest.raises(Invalid) as caught:
         await registry.seed(wrong)
-    assert [field for field, _ in caught.value.mistakes] == ["tiers.standard.cap.tokens", "keys.0.team", "keys.0.name"]
+    assert [field for field, _ in caught.value.mistakes] == ["tiers.standard.cap.tokens", "keys.0.name"]
     assert (await registry.known()).tiers["standard"].policy == {}
 
 
