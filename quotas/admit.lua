@@ -1,136 +1,182 @@
---[[ One admission: all limits of all scopes, all or none. Behind rule.lua, which says KEYS, ARGV and units.
+--[[ One admission: all limits of all scopes, all or none.
 
-ARGV[1]  also: key (the key's name), ask = the fields of store.Ask, with each target's rate as its terms
-Reply    nothing where the slot has no mark, else
-         1. msgpack: now, and the fields of decision.Decision (`scope` is an index from 0)
-         2. per scope: its books, msgpack
-         3. after a refusal also, per scope: its hash :w as flat pairs, and the leases first to end as flat pairs
+args     numbers: expected, first_hold, ceiling, cap_need, primary 0|1, forced 0|1
+         after the scopes, for each target: its name, and its rate's tokens, span and slot as doubles, or nothing
+Reply    nothing where the slot has no mark, else flat: the verdict, the moment, hold, ceiling, expected, target or '', the
+         number (from 0) of the scope that refused, what the scopes answered about the primary (the key's, and four times
+         the team's; 0: not asked); the record of each scope; and after a refusal by the cap or the rate, flat pairs of w: the windows' slots,
+         the targets asked about and theirs, and the first leases to end
 ]]
 
-local FORESEEN = 256
+local NUMBERS = '<dddddddd'
+local TARGET = '<ddd'
 
-local function target_answer(scope, target, now, expected)
-  if not target.terms then return 'base' end
-  local meter = scope.books.targets[target.name] or fresh_meter()
-  scope.books.targets[target.name] = meter
-  tick_meter(scope, '/' .. target.name, meter, target.terms, now)
-  return answer(meter, target.terms, now, expected)
+local ANSWERS = {} -- what each scope said, where it was asked
+
+local function terms_of_target(packed)
+  local rate, span, slot = struct.unpack(TARGET, packed)
+  return new_terms(rate, span, slot, 0, 0, 0, 0, 0, 0, 0, rate, -1)
 end
 
-local function granted(kind, ask, ceiling, target, answers)
-  return {
-    kind = kind,
-    hold = min(ask.first_hold, ceiling),
-    ceiling = ceiling,
-    expected = min(ask.expected, ceiling),
-    target = target,
-    answers = answers,
-  }
+local function target_takes(target, packed, expected, now)
+  if packed == '' then return true end
+  local meter, terms = open_target(target_field(SCOPES[1], target), now), terms_of_target(packed)
+  tick_meter(meter, terms, now)
+  local debt = owed(meter.debt, meter.since, meter.pace, meter.per, now)
+  return answer(terms, now, meter.held + expected, debt, meter.rate.total, 0, -1) == BASE
 end
 
-local function ask_primary(scopes, expected, now)
-  local answers, verdict, first_no = {}, 'base', nil
-  for index, scope in ipairs(scopes) do
-    local said = answer(scope.books.primary, scope.terms, now, expected)
-    answers[index] = said
-    if said == 'no' then
+-- The verdict that the primary would give, and the first scope that says no.
+local function ask_primary(expected, now)
+  local verdict, first_no = BASE, nil
+  for index = 1, COUNT do
+    local scope = SCOPES[index]
+    local more = scope.held + expected
+    local said = answer(scope.terms, now, more, scope.owed, scope.rate_total, scope.repay_total, scope.opened)
+    ANSWERS[index] = said
+    if said == NO then
       first_no = first_no or index
-    elseif said == 'burst' then
-      verdict = 'burst'
+    elseif said == BURST then
+      verdict = BURST
     end
   end
-  return answers, verdict, first_no
+  return verdict, first_no
 end
 
-local function decide(scopes, ask, now)
-  if ask.forced then return granted(ask.primary and 'base' or 'overflow', ask, ask.ceiling, nil, {}) end
-  for index, scope in ipairs(scopes) do
-    if scope.terms.parallel and scope.books.running >= scope.terms.parallel then
-      return { kind = 'parallel', scope = index - 1 }
+-- The first scope in which too many requests run already.
+local function too_parallel()
+  for index = 1, COUNT do
+    local parallel = SCOPES[index].terms.parallel
+    if parallel >= 0 and SCOPES[index].running >= parallel then return index end
+  end
+end
+
+-- The verdict, ceiling and expected size; the target taken, or ''; the scope that refused; how many scopes were asked about
+-- the primary.
+local function decide(now, args, wanted, ceiling, cap_need, primary, forced)
+  if forced == 1 then return primary == 1 and BASE or OVERFLOW, ceiling, wanted, '', 1, 0 end
+  local which = too_parallel()
+  if which then return PARALLEL, 0, 0, '', which, 0 end
+  local left, tight = tightest()
+  if left < cap_need then return CAP, 0, 0, '', tight, 0 end
+  if left < ceiling then ceiling = left end
+  local expected = wanted < ceiling and wanted or ceiling
+  local first_no, asked = 1, 0
+  if primary == 1 then
+    local verdict
+    verdict, first_no = ask_primary(expected, now)
+    if not first_no then return verdict, ceiling, expected, '', 1, COUNT end
+    asked = COUNT
+  end
+  for index = 4 + COUNT, #args, 2 do
+    if target_takes(args[index], args[index + 1], expected, now) then
+      return OVERFLOW, ceiling, expected, args[index], 1, asked
     end
   end
-  local left, which = tightest(scopes)
-  if left < ask.cap_need then return { kind = 'cap', scope = which - 1 } end
-  local ceiling = min(ask.ceiling, left)
-  local expected = min(ask.expected, ceiling)
-  local answers, verdict, first_no = {}, nil, 1
-  if ask.primary then
-    answers, verdict, first_no = ask_primary(scopes, expected, now)
-    if not first_no then return granted(verdict, ask, ceiling, nil, answers) end
+  return RATE, 0, expected, '', first_no, asked
+end
+
+-- What is held against the rate: on the primary in every scope; of a target's own rate, if it has one, in its meter.
+local function hold_rate(verdict, expected, target)
+  if verdict ~= OVERFLOW then
+    for index = 1, COUNT do
+      SCOPES[index].held = SCOPES[index].held + expected
+    end
+    return expected
   end
-  for _, target in ipairs(ask.targets) do
-    if target_answer(scopes[1], target, now, expected) == 'base' then
-      return granted('overflow', ask, ceiling, target.name, answers)
+  local meter = target ~= '' and read_target(target_field(SCOPES[1], target))
+  if not meter then return 0 end
+  meter.held, meter.moved = meter.held + expected, true
+  return expected
+end
+
+-- Books the lease in every scope.
+local function open_lease(now, args, expires, verdict, ceiling, hold, expected, target)
+  local rate_hold = hold_rate(verdict, expected, target)
+  for index = 1, COUNT do
+    local scope = SCOPES[index]
+    scope.running = scope.running + 1
+    scope.cap_held = scope.cap_held + hold
+    scope.changed = true
+    if verdict == BURST and ANSWERS[index] == BURST and not burst_open(scope.opened, scope.terms, now) then
+      scope.opened = now
     end
   end
-  return { kind = 'rate', expected = expected, scope = first_no - 1, answers = answers }
+  local first, second = args[4], COUNT > 1 and args[5] or ''
+  local packed = struct.pack(
+    LEASE, verdict, now, expires, ceiling, hold, expected, rate_hold, hold, 0, -1,
+    #first, first, #second, second, #target, target
+  )
+  put(args[3], packed)
+  call_back(args[3], expires)
 end
 
-local function open_lease(scope, ask, decision, said, now)
-  local lease = {
-    key = args.key,
-    kind = decision.kind,
-    target = decision.target,
-    opened = now,
-    expires = now + args.lease,
-    ceiling = decision.ceiling,
-    hold = decision.hold,
-    expected = decision.expected,
-    rate_hold = decision.expected,
-    cap_hold = decision.hold,
-    consumed = 0,
-  }
-  local books, meter = scope.books, meter_of(scope, lease)
-  if meter then meter.held = meter.held + lease.rate_hold else lease.rate_hold = 0 end
-  books.running = books.running + 1
-  books.cap_held = books.cap_held + lease.cap_hold
-  if said == 'burst' and decision.kind == 'burst' and not burst_open(books.primary, scope.terms, now) then
-    books.primary.opened = now
-  end
-  write_lease(scope, ask.lease, lease)
-  call_back(scope, ask.lease, lease.expires)
-end
-
-local function first_to_end(scope)
-  local found = {}
-  local names = redis.call('ZRANGE', scope.d, 0, FORESEEN - 1)
-  if #names == 0 then return found end
-  for index, packed in ipairs(redis.call('HMGET', scope.l, unpack(names))) do
-    if packed then
-      found[#found + 1] = names[index]
-      found[#found + 1] = packed
+local function add_pairs(flat, fields)
+  for from = 1, #fields, 1000 do
+    local some = { unpack(fields, from, math.min(from + 999, #fields)) }
+    for place, packed in ipairs(redis.call('HMGET', SLOT.w, unpack(some))) do
+      if packed then
+        flat[#flat + 1] = some[place]
+        flat[#flat + 1] = packed
+      end
     end
   end
-  return found
 end
 
-if not mark then return false end
-local scopes, now = load_scopes()
-local ask = args.ask
-local known = live(scopes[1], ask.lease)
-local decision = known
-    and {
-      kind = known.kind,
-      hold = known.hold,
-      ceiling = known.ceiling,
-      expected = known.expected,
-      target = known.target,
-    }
-  or decide(scopes, ask, now)
-local refused = decision.kind == 'parallel' or decision.kind == 'cap' or decision.kind == 'rate'
-if not known and not refused then
-  for index, scope in ipairs(scopes) do
-    open_lease(scope, ask, decision, decision.answers[index], now)
+-- The fields of leases by the list of those that are to expire, each once; `most` entries, or all (-1).
+local function add_leases(fields, most)
+  local known = {}
+  for _, entry in ipairs(redis.call('LRANGE', SLOT.d, 0, most)) do
+    local _, field = read_entry(entry)
+    if not known[field] then
+      fields[#fields + 1], known[field] = field, true
+    end
   end
 end
 
-decision.now = now
-local books, windows, leases = {}, {}, {}
-for index, scope in ipairs(scopes) do
-  books[index] = save(scope, now)
-  if refused then
-    windows[index] = redis.call('HGETALL', scope.w)
-    leases[index] = first_to_end(scope)
+-- What the moment is foreseen from at which a refused ask fits, as flat pairs.
+local function foresight()
+  local fields, flat = {}, {}
+  for index = 1, COUNT do
+    local scope = SCOPES[index]
+    open_windows(scope)
+    add_slots(fields, scope.cap)
+    add_slots(fields, scope.rate)
+    add_slots(fields, scope.repay)
   end
+  for field, meter in pairs(SLOT.targets) do
+    if meter then
+      fields[#fields + 1] = field
+      add_slots(fields, meter.rate)
+    end
+  end
+  add_leases(fields, 4 * FORESEEN)
+  add_pairs(flat, fields)
+  return flat
 end
-return { cmsgpack.pack(decision), books, windows, leases }
+
+local function reply(now, verdict, hold, ceiling, expected, target, which, asked)
+  local answers = (asked > 0 and ANSWERS[1] or 0) + (asked > 1 and ANSWERS[2] * 4 or 0)
+  local said = { verdict, now, hold, ceiling, expected, target, which - 1, answers, SCOPES[1].packed }
+  if COUNT > 1 then said[10] = SCOPES[2].packed end
+  if verdict == CAP or verdict == RATE then said[9 + COUNT] = foresight() end
+  return said
+end
+
+local function admit(keys, args)
+  local lease_span, moment, wanted, first_hold, most, cap_need, primary, forced = struct.unpack(NUMBERS, args[2])
+  local now, terms = load(keys, args, lease_span, moment)
+  if not now then return false end
+  local known = live(args[3])
+  if known then
+    save(now, lease_span, terms)
+    return reply(now, known.kind, known.hold, known.ceiling, known.expected, known.target, 1, 0)
+  end
+  local verdict, ceiling, expected, target, which, asked = decide(now, args, wanted, most, cap_need, primary, forced)
+  local hold = first_hold < ceiling and first_hold or ceiling
+  if verdict <= OVERFLOW then open_lease(now, args, now + lease_span, verdict, ceiling, hold, expected, target) end
+  save(now, lease_span, terms)
+  return reply(now, verdict, hold, ceiling, expected, target, which, asked)
+end
+
+register('admit', admit)

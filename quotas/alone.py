@@ -6,7 +6,7 @@ the share is None there are no limits at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -28,11 +28,11 @@ class Alone:
         self._clock = clock
         self._lease_seconds = lease_seconds
         self._share = share
-        self._seen: dict[_Owner, tuple[float, tuple[Window, ...]]] = {}
+        self._seen: dict[_Owner, tuple[float, Sequence[Window]]] = {}
         self._resumed: set[tuple[str, ScopeKind, str]] = set()  # a team's windows are resumed once for all its keys
         self._books = MemoryStore(clock, lease_seconds)
 
-    def saw(self, account: Account, shown: tuple[Window, ...]) -> None:
+    def saw(self, account: Account, shown: Sequence[Window]) -> None:
         """Remembers an account's windows as the store showed them."""
         owner = _owner(account)
         self._seen.pop(owner, None)  # so that the last heard of stands last

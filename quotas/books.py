@@ -83,6 +83,13 @@ def _repay(rate: Limit | None, burst: Limit | None, slot: int | None) -> Span | 
     return Span(burst.tokens, min(exact + 1, NEVER), min(slot * SECOND, NEVER))
 
 
+def burst_at(terms: Terms, opened: int, now: int) -> int:
+    """The moment from which a burst is open or may be opened, after one at `opened` (or none: -1); NEVER if none is granted."""
+    if terms.repay is None:
+        return NEVER
+    return 0 if opened < 0 or opened <= now < opened + terms.burst else opened + terms.repay.span
+
+
 # ---- what is remembered -----------------------------------------------------------------------------------------------
 
 
@@ -123,12 +130,7 @@ class Meter:
         return "burst" if self.burst_at(terms, now) <= now else "no"
 
     def burst_at(self, terms: Terms, now: int) -> int:
-        """The moment from which a burst is open or may be opened; NEVER if bursts are not granted."""
-        if terms.repay is None:
-            return NEVER
-        if self.opened < 0 or self.is_open(terms, now):
-            return 0
-        return self.opened + terms.repay.span
+        return burst_at(terms, self.opened, now)
 
     def is_open(self, terms: Terms, now: int) -> bool:
         """Whether a burst is open."""

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from quotas.books import Book, Lease, State, target_terms
+from quotas import windows as sliding
+from quotas.books import Book, Lease, State, Terms, burst_at, target_terms
 from quotas.forecast import retry_after
-from quotas.policy import Limit
-from quotas.store import Answer, Ask, LeaseView, Progress, ScopeKind, Target, Verdict, VerdictKind, View, Window
+from quotas.store import Answer, Ask, LeaseView, Progress, Scope, Target, Verdict, VerdictKind, View, Window
 from quotas.windows import SECOND
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decision:
     """What the rule said. `scope` is the index of the scope whose limit refused; `answers` is each scope's own answer
     about the primary route, empty when that was not asked."""
@@ -152,10 +151,7 @@ def verdict(books: Sequence[Book], ask: Ask, decision: Decision, now: int, jitte
     """The decision as the caller is told it. `jitter`, 0 to 1, spreads the guesses."""
     shown = tuple(window for book in books for window in _windows(book, now))
     if decision.admitted:
-        return Verdict(
-            decision.kind, now / SECOND, decision.hold, decision.ceiling, decision.expected, decision.target,
-            windows=shown, answers=decision.answers,
-        )  # fmt: skip
+        return admitted(decision, now, shown)
     blocked = _blocked(books, ask)
     impossible = not blocked and not _possible(books, ask)
     fits = not blocked and not impossible
@@ -174,6 +170,13 @@ def verdict(books: Sequence[Book], ask: Ask, decision: Decision, now: int, jitte
         windows=shown,
         answers=decision.answers,
     )
+
+
+def admitted(decision: Decision, now: int, shown: Sequence[Window]) -> Verdict:
+    return Verdict(
+        decision.kind, now / SECOND, decision.hold, decision.ceiling, decision.expected, decision.target,
+        windows=shown, answers=decision.answers,
+    )  # fmt: skip
 
 
 def _blocked(books: Sequence[Book], ask: Ask) -> bool:
@@ -236,30 +239,44 @@ def view(books: Sequence[Book], now: int) -> View:
 
 
 def _windows(book: Book, now: int) -> list[Window]:
-    """The windows whose limits are in force: the burst's shows the repay span, and no room unless one may be had."""
-    policy, state, rule = book.scope.policy, book.state, book.terms
-    kind, meter, shown = book.scope.kind, state.primary, list[Window]()
-    if policy.rate is not None and meter.rate is not None:
-        reset = max(0, meter.rate.empty_at() - now)
-        shown.append(_window("minute", kind, policy.rate, meter.rate.total, meter.held, reset))
-    if policy.burst is not None and rule.repay is not None and meter.repay is not None:
-        wait = max(0, meter.burst_at(rule, now) - now)
-        shown.append(_window("burst", kind, policy.burst, meter.repay.total, meter.held, wait, grants=not wait))
-    if policy.cap is not None and state.cap is not None:
-        reset = max(0, state.cap.empty_at() - now)
-        shown.append(_window("hour", kind, policy.cap, state.cap.total, state.cap_held, reset))
-    return shown
+    state, meter = book.state, book.state.primary
+    minute, repay, hour = meter.rate or _NONE, meter.repay or _NONE, state.cap or _NONE
+    return windows(
+        book.scope, book.terms, now, minute.total, minute.empty_at(), repay.total, meter.opened, meter.held,
+        hour.total, hour.empty_at(), state.cap_held,
+    )  # fmt: skip
 
 
-def _window(
-    name: Literal["minute", "burst", "hour"],
-    scope: ScopeKind,
-    limit: Limit,
-    used: int,
+_NONE = sliding.Window(1, 1)
+"""Stands for a window that is not kept."""
+
+
+def windows(
+    scope: Scope,
+    rule: Terms,
+    now: int,
+    minute: int,
+    minute_empty: int,
+    repay: int,
+    opened: int,
     held: int,
-    reset: int,
-    *,
-    grants: bool = True,
-) -> Window:
-    remaining = min(limit.tokens, max(0, limit.tokens - used - held)) if grants else 0
-    return Window(name, scope, limit.tokens, limit.seconds, used, held, remaining, reset / SECOND)
+    hour: int,
+    hour_empty: int,
+    cap_held: int,
+) -> list[Window]:
+    """The windows whose limits are in force: the burst's shows the repay span, and no room unless one may be had.
+
+    `minute`, `repay`, `hour` are used; `…_empty`: when all of it has slid out; `opened`: when a burst was opened.
+    """
+    policy, kind, shown = scope.policy, scope.kind, list[Window]()
+    if (rate := policy.rate) is not None:
+        tokens, reset = rate.tokens, max(0, minute_empty - now) / SECOND
+        shown.append(Window("minute", kind, tokens, rate.seconds, minute, held, max(0, tokens - minute - held), reset))
+    if (burst := policy.burst) is not None and rule.repay is not None:
+        tokens, wait = burst.tokens, max(0, burst_at(rule, opened, now) - now) / SECOND
+        left = 0 if wait else max(0, tokens - repay - held)
+        shown.append(Window("burst", kind, tokens, burst.seconds, repay, held, left, wait))
+    if (cap := policy.cap) is not None:
+        tokens, reset = cap.tokens, max(0, hour_empty - now) / SECOND
+        shown.append(Window("hour", kind, tokens, cap.seconds, hour, cap_held, max(0, tokens - hour - cap_held), reset))
+    return shown

@@ -34,6 +34,7 @@ class MemoryStore:
     """
 
     sidecars = 1
+    """How many sidecars share this store: this one."""
 
     def __init__(self, clock: Callable[[], float], lease_seconds: float = 30.0) -> None:
         self._clock = clock

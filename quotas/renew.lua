@@ -1,22 +1,29 @@
---[[ Keeps one account's leases alive; unknown and expired ones are passed over. Behind rule.lua.
+--[[ Keeps one account's leases alive; unknown and expired ones are passed over.
 
-ARGV[1]  also: names (the leases)
+args     after the scopes: more leases' fields
 Reply    how many were renewed
 ]]
 
-if not mark then return 0 end
-local renewed = 0
-local scopes, now = load_scopes()
-for index, scope in ipairs(scopes) do
-  for _, name in ipairs(args.names) do
-    local lease = live(scope, name)
-    if lease then
-      lease.expires = now + args.lease
-      write_lease(scope, name, lease)
-      call_back(scope, name, lease.expires)
-      if index == 1 then renewed = renewed + 1 end
-    end
-  end
-  save(scope, now)
+local function renew_one(field, expires)
+  local lease = live(field)
+  if not lease then return 0 end
+  lease.expires = expires
+  write_lease(field, lease)
+  call_back(field, expires)
+  if SLOT.write_count >= 1000 then flush() end
+  return 1
 end
-return renewed
+
+local function renew(keys, args)
+  local lease_span, moment = struct.unpack('<dd', args[2])
+  local now, terms = load(keys, args, lease_span, moment)
+  if not now then return 0 end
+  local renewed = renew_one(args[3], now + lease_span)
+  for index = 4 + COUNT, #args do
+    renewed = renewed + renew_one(args[index], now + lease_span)
+  end
+  save(now, lease_span, terms)
+  return renewed
+end
+
+register('renew', renew)

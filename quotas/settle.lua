@@ -1,34 +1,36 @@
---[[ The end of a lease, running or expired: charges the rest, gives the holds back. Behind rule.lua.
+--[[ The end of a lease, running or expired: charges the rest, gives the holds back.
 
-ARGV[1]  also: name (the lease), consumed (tokens in all)
-Reply    1 if the lease was known in any scope, else 0
+args     numbers: consumed (tokens in all)
+Reply    1 if the lease was known, else 0
 ]]
 
 -- What an expired lease was booked with becomes what was used, in its slot; the rate learns of it now.
-local function correct(scope, lease, now)
-  local more = max(0, args.consumed - lease.consumed)
-  if scope.books.cap then add(scope, 'h', scope.books.cap, lease.expires, more - lease.booked) end
-  local meter, suffix = meter_of(scope, lease)
-  if meter then charge_meter(scope, suffix, meter, now, more) end
+local function correct(lease, consumed, now)
+  local more = math.max(0, consumed - lease.consumed)
+  local first, second = scopes_of(lease)
+  charge_cap(first, lease.expires, more - lease.booked, now)
+  if second then charge_cap(second, lease.expires, more - lease.booked, now) end
+  charge_rate(lease, more, now)
 end
 
-local function close(scope, lease, now)
-  if lease.booked then return correct(scope, lease, now) end
-  charge(scope, lease, args.consumed, now)
-  release(scope, lease, lease.rate_hold, lease.cap_hold)
-  scope.books.running = scope.books.running - 1
+local function close(lease, consumed, now)
+  if lease.booked >= 0 then return correct(lease, consumed, now) end
+  charge(lease, consumed, now)
+  release(lease, lease.rate_hold, lease.cap_hold)
+  count_running(lease, -1)
 end
 
-if not mark then return 0 end
-local known = 0
-local scopes, now = load_scopes()
-for _, scope in ipairs(scopes) do
-  local lease = read_lease(scope, args.name)
+local function settle(keys, args)
+  local lease_span, moment, consumed = struct.unpack('<ddd', args[2])
+  local now, terms = load(keys, args, lease_span, moment)
+  if not now then return 0 end
+  local lease = read_lease(args[3])
   if lease then
-    known = 1
-    close(scope, lease, now)
-    drop_lease(scope, args.name)
+    close(lease, consumed, now)
+    drop_lease(args[3])
   end
-  save(scope, now)
+  save(now, lease_span, terms)
+  return lease and 1 or 0
 end
-return known
+
+register('settle', settle)

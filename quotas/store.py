@@ -6,7 +6,7 @@ the same answers, and one contract suite says so. Amounts are tokens, times are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -86,9 +86,9 @@ class Ask:
         return self.least if self.on_cap == "clamp" else self.ceiling
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Window:
-    """One window as it stands. `remaining` is never below 0 nor above `limit`.
+    """One window as it stands. `remaining` is never below 0 nor above `limit`. (Not frozen only for the time that takes.)
 
     `reset_seconds`: until all that is used has slid out (for `burst`: until one may be opened).
     """
@@ -103,7 +103,7 @@ class Window:
     reset_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Verdict:
     """The answer to an `Ask`. An admission booked a lease; a refusal changed nothing.
 
@@ -129,7 +129,7 @@ class Verdict:
     impossible: bool = False
     by_holds: bool = False
     blocked: bool = False
-    windows: tuple[Window, ...] = ()
+    windows: Sequence[Window] = ()
     answers: tuple[Answer, ...] = ()
 
     @property
