@@ -52,6 +52,8 @@ NOTE_SECONDS = 1.0
 """How much of a stream a crash may take from the books, at most."""
 OTHERS_COMMIT_SECONDS = 0.3
 """How long after its batch is full a record of another process is in the database, when all is well."""
+WATCH_SECONDS = 5.0
+"""How often the quota store is looked at where no request does."""
 SHIP_SECONDS = 10.0
 """How long a stop waits for the last records to reach the database; what did not stays in the journal."""
 
@@ -172,6 +174,7 @@ class Sidecar:
         stack.push_async_callback(gateway.settled, SHIP_SECONDS)
         self._repeat(succession.adopt, ADOPT_SECONDS)
         self._repeat(succession.leave, NOTE_SECONDS)
+        self._repeat(self._store.watch, WATCH_SECONDS)
         self._repeat(gateway.note, NOTE_SECONDS)
         self._repeat(self._refusals.flush, FLUSH_SECONDS)
         self._repeat(gateway.renew, config.quota_store.lease_seconds / 3)

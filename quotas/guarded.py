@@ -312,8 +312,23 @@ class GuardedStore:
         """What was used is looked up anew at the next question."""
         await self._inner.forget(slot)
 
+    @property
+    def sidecars(self) -> int:
+        return self._sidecars()
+
     async def ping(self) -> float:
         return await self._inner.ping()
+
+    async def watch(self) -> None:
+        """To be called every few seconds, so that a sidecar with nothing to do is counted too, and notices when the store is
+        lost or its clock is set. Never raises."""
+        if self.up:
+            asked = self._timer()
+            try:
+                self._heard(await self._inner.ping(), asked)
+                self._failures = 0
+            except StoreUnavailable:
+                self._failed()
 
     async def close(self) -> None:
         tasks = [task for task in (self._mender, *self._fills.values()) if task is not None]

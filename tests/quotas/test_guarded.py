@@ -210,3 +210,21 @@ async def test_one_lost_call_is_no_outage(guard: Callable[..., Any], broken_serv
         assert told == []
         await store.settle(account(), "lost", 60)
         await eventually(lambda: shows(store, account(), "hour", 60, 0))
+
+
+async def test_a_sidecar_with_nothing_to_do_notices_that_the_store_is_lost(
+    guard: Callable[..., Any], broken_server: RedisServer, told: Told
+) -> None:
+    async with guard("deny") as store:
+        await store.watch()
+        assert store.up
+        broken_server.kill()
+        for _ in range(3):
+            await store.watch()
+        assert (store.up, told) == (False, [False])
+        broken_server.start()
+
+        async def back() -> bool:
+            return store.up
+
+        await eventually(back)

@@ -149,3 +149,14 @@ async def test_another_sidecar_starts_a_slot_anew_only_once(
     assert (await used(store, WHO), await held(other, WHO)) == (200, 110)
     for guard in (store, other):
         await guard.close()
+
+
+async def test_a_sidecar_with_nothing_to_do_notices_too(
+    store: GuardedStore, clock: Clock, ours: Clock, told: list[bool]
+) -> None:
+    await store.watch()
+    clock.now -= 3_700
+    await store.watch()
+    assert (store.up, told) == (False, [False])
+    assert "clock was set by -3700 s" in str(store.trouble)
+    await store.close()
