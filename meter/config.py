@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from engine_adapter.http1 import Origin
 from meter.callers.tiers import LimitTerms, ScopeTerms, Terms, Tier, Whole
+from quotas import nodes
 
 NAME = r"^[^\s@\x00-\x1f]+$"
 TOKENIZER = r"^(bytes|engine|tiktoken:.+|file:.+)$"
@@ -99,8 +100,11 @@ class QuotaStoreTerms(Terms):
     @field_validator("url")
     @classmethod
     def _known(cls, url: str) -> str:
-        if _scheme(url) not in {"memory", "redis", "rediss"}:
-            raise PydanticCustomError("url", "must be memory://, redis://host:port/db or rediss://host:port/db")
+        if _scheme(url) != "memory":
+            try:
+                nodes.parse(url)
+            except ValueError as mistake:
+                raise PydanticCustomError("url", "{mistake}", {"mistake": str(mistake)}) from mistake
         return url
 
     @field_validator("local_share", mode="wrap")

@@ -18,9 +18,10 @@ from quotas.line import Address, Line, Login, Refused, Wire, command, fail, unre
 from quotas.store import StoreUnavailable
 
 FORMS = (
-    "redis://[user:password@]host:port/db, redis+sentinel://host:port,host:port/service/db or "
-    "redis+cluster://host:port,host:port, each also with rediss for TLS"
+    "redis://host:port/db, redis+sentinel://host:port,host:port/service/db or redis+cluster://host:port,host:port "
+    "(with TLS: rediss…; with a password: …://user:password@host…)"
 )
+"""The forms that a URL may have."""
 
 SENTINEL_SECONDS = 0.25
 """How long one sentinel may take, so that the next can be asked within a connection's patience."""
@@ -78,7 +79,7 @@ def _address(host: str, port: int) -> Address:
     if not colon:
         name, number = host, str(port)
     if not name or not number.isdigit() or not 0 < int(number) < 65_536:
-        raise ValueError(f"{host or 'an empty host'} is not host:port; must be {FORMS}")
+        raise ValueError(f"must be {FORMS}; {host!r} is not host:port")
     return name.strip("[]"), int(number)
 
 
