@@ -14,7 +14,7 @@ from typing import Literal, Self
 from quotas.guarded import GuardedStore
 from quotas.policy import Policy
 from quotas.redis import RedisStore
-from quotas.store import Account, Ask, QuotaStore, Scope, StoreUnavailable, Target
+from quotas.store import Account, Ask, Scope, StoreUnavailable, Target
 from tests.cases.wire import eventually
 from tests.faults.truth import Truth
 
@@ -50,7 +50,7 @@ async def sidecars(
         yield stores
 
 
-async def _answers(store: QuotaStore) -> bool:
+async def _answers(store: GuardedStore) -> bool:
     try:
         await store.ping()
     except StoreUnavailable:
@@ -64,7 +64,7 @@ class Load:
     What finds no room in the rate overflows, so that the cap gets spent too.
     """
 
-    def __init__(self, stores: Sequence[QuotaStore], who: Account, truth: Truth, seed: int = 1) -> None:
+    def __init__(self, stores: Sequence[GuardedStore], who: Account, truth: Truth, seed: int = 1) -> None:
         self.admitted = 0
         self.refused = 0
         self._who = who
@@ -98,13 +98,13 @@ class Load:
         decided = self.admitted + self.refused
         await self.until(lambda: self.admitted + self.refused >= decided + requests)
 
-    async def _call(self, store: QuotaStore, chance: random.Random) -> None:
+    async def _call(self, store: GuardedStore, chance: random.Random) -> None:
         while not self._ending.is_set():
             if not await self._request(store, chance):
                 self.refused += 1
                 await asyncio.sleep(0.02)
 
-    async def _request(self, store: QuotaStore, chance: random.Random) -> bool:
+    async def _request(self, store: GuardedStore, chance: random.Random) -> bool:
         lease, tokens = f"lease {next(serial)}", chance.randint(100, 900)
         try:
             verdict = await store.admit(self._who, Ask(lease, tokens, tokens, tokens, tokens, targets=CHEAPER))
@@ -125,7 +125,7 @@ class Load:
         return True
 
 
-async def spent(store: QuotaStore, who: Account, truth: Truth, tokens: int) -> None:
+async def spent(store: GuardedStore, who: Account, truth: Truth, tokens: int) -> None:
     """One request that uses exactly this, on the cheaper route where the rate has no room for it."""
     lease = f"lease {next(serial)}"
     verdict = await store.admit(who, Ask(lease, tokens, tokens, tokens, tokens, targets=CHEAPER))
@@ -138,13 +138,13 @@ async def all_up(stores: Sequence[GuardedStore]) -> bool:
     return all(store.up for store in stores)
 
 
-async def told_all(stores: Sequence[QuotaStore], who: Account, truth: Truth) -> None:
+async def told_all(stores: Sequence[GuardedStore], who: Account, truth: Truth) -> None:
     """Waits until the store counts exactly what was used, and holds nothing."""
     for store in stores:
         await eventually(partial(_agrees, store, who, truth), bool, 20.0)
 
 
-async def _agrees(store: QuotaStore, who: Account, truth: Truth) -> bool:
+async def _agrees(store: GuardedStore, who: Account, truth: Truth) -> bool:
     try:
         windows = (await store.peek(who)).windows
     except StoreUnavailable:
