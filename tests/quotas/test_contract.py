@@ -12,9 +12,10 @@ from hypothesis import given, settings
 
 from quotas.policy import MAX_SECONDS, Limit, Policy
 from quotas.store import Account, Ask, QuotaStore, Scope, Target
+from tests.quotas.conftest import ServerOf
 from tests.quotas.histories import Clock, History, Play, asks, histories
 from tests.quotas.stores import EmptyMemory, EmptyRedis
-from tests.services.redis import RedisServer
+from tests.services.redis import binaries
 
 serial = itertools.count()
 
@@ -31,11 +32,11 @@ def shared_clock() -> Clock:
 
 
 @pytest.fixture(scope="module")
-def both(runner: asyncio.Runner, shared_clock: Clock, redis_server: RedisServer) -> Iterator[list[QuotaStore]]:
-    stores: list[QuotaStore] = [
-        EmptyMemory(shared_clock),
-        EmptyRedis(redis_server.url, timeout=5, clock=shared_clock),
-    ]
+def stores(runner: asyncio.Runner, shared_clock: Clock, server_of: ServerOf) -> Iterator[list[QuotaStore]]:
+    """In memory, and on every kind of server that is here."""
+    servers = [server_of(binary) for binary in binaries()]
+    stores: list[QuotaStore] = [EmptyMemory(shared_clock)]
+    stores += [EmptyRedis(server.url, timeout=5, clock=shared_clock) for server in servers]
     yield stores
     for store in stores:
         runner.run(store.close())
@@ -43,9 +44,9 @@ def both(runner: asyncio.Runner, shared_clock: Clock, redis_server: RedisServer)
 
 @given(history=histories)
 def test_any_history_keeps_the_rule_and_both_stores_answer_alike(
-    runner: asyncio.Runner, shared_clock: Clock, both: list[QuotaStore], history: History
+    runner: asyncio.Runner, shared_clock: Clock, stores: list[QuotaStore], history: History
 ) -> None:
-    runner.run(Play(history, both, shared_clock).run())
+    runner.run(Play(history, stores, shared_clock).run())
 
 
 # ---- the rule in words, on either store --------------------------------------------------------------------------------
@@ -277,15 +278,15 @@ async def test_changing_a_windows_seconds_carries_its_charges_over(
 @settings(max_examples=settings.default.max_examples // 4)
 @given(history=histories, last=asks())
 def test_the_named_moment_comes_true(
-    runner: asyncio.Runner, shared_clock: Clock, both: list[QuotaStore], history: History, last: Ask
+    runner: asyncio.Runner, shared_clock: Clock, stores: list[QuotaStore], history: History, last: Ask
 ) -> None:
     async def story() -> None:
-        play = Play(history, both[:1], shared_clock)
+        play = Play(history, stores[:1], shared_clock)
         await play.run()
-        refused = await both[0].admit(play.account(0), replace(last, lease="last"))
+        refused = await stores[0].admit(play.account(0), replace(last, lease="last"))
         if refused.retry_after is not None and not refused.guess:
             shared_clock.now += refused.retry_after
-            assert (await both[0].admit(play.account(0), replace(last, lease="last"))).admitted
+            assert (await stores[0].admit(play.account(0), replace(last, lease="last"))).admitted
 
     runner.run(story())
 

