@@ -29,8 +29,8 @@ SENTINEL_SECONDS = 0.25
 MAP_SECONDS = 0.5
 """The pause between two looks at a cluster's map."""
 
-WRONG_NODE = ("READONLY", "MASTERDOWN", "LOADING", "CLUSTERDOWN", "MOVED", "ASK")
-"""Errors that say: not here, or not now (https://redis.io/docs/latest/develop/reference/protocol-spec/#simple-errors)."""
+WRONG_NODE = ("READONLY", "MASTERDOWN", "LOADING")
+"""Errors of a node that is no master (any more), or not yet."""
 
 HASH_SLOTS = 16_384
 
@@ -259,14 +259,12 @@ class Cluster:
         raise AssertionError("not reached")
 
     def failed(self, line: Line, refusal: str) -> Line | None:
-        code, *rest = refusal.split(" ")
         self._look_soon()
-        if code not in ("MOVED", "ASK") or len(rest) < 2:
+        code, *rest = refusal.split(" ")
+        if code != "MOVED":
             return None
         host, _, port = rest[1].rpartition(":")
-        other = self._line((host, int(port))) if host else line
-        if code == "MOVED":
-            self._owners[int(rest[0])] = other
+        other = self._owners[int(rest[0])] = self._line((host, int(port))) if host else line
         return other
 
     async def close(self) -> None:

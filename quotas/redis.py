@@ -26,6 +26,9 @@ from quotas.windows import NEVER, SECOND
 ALIVE_MS = 60_000
 """A sidecar that was not heard of for so long does not count."""
 
+TRIES = 3
+"""Of one call: at a node that does not know our functions, at the node that it names, and again."""
+
 ADDRESSED = 10_000
 """So many accounts' keys are remembered as they go over the wire."""
 
@@ -37,7 +40,6 @@ LIBRARY = f"weir_{sha1(_SOURCE.encode(), usedforsecurity=False).hexdigest()[:12]
 SOURCE = f"#!lua name={LIBRARY}\nlocal PREFIX = '{LIBRARY}_'\n{_SOURCE}"
 
 _LOAD = command("FUNCTION", "LOAD", SOURCE)
-_ASKING = command("ASKING")
 _TIME = command("TIME")
 _ASK = Struct("<8d")
 _STEP = Struct("<4d")
@@ -122,7 +124,8 @@ class RedisStore:
             raise StoreUnavailable(
                 f"the quota store at {self._nodes.where} did not answer within {PATIENCE:g} s"
             ) from None
-        times = await asyncio.gather(*(self._reach(line, tag) for line, tag in nodes), self._announce(PATIENCE))
+        reached = asyncio.gather(*(self._reach(line, tag) for line, tag in nodes))
+        times, _ = await asyncio.gather(reached, self._announce(PATIENCE))
         return times[0] if self._clock is None else self._clock()
 
     async def close(self) -> None:
@@ -138,14 +141,17 @@ class RedisStore:
         return await self._call(address.slot, call, self._timeout)
 
     async def _call(self, slot: int, call: bytes, timeout: float) -> Any:
+        """The reply. A node that does not know our functions is told them; one that names another node is believed."""
         line = self._nodes.line(slot) or await self._found(slot, timeout)
-        try:
-            return await line.call(call, timeout)
-        except Refused as refusal:
-            return await self._call_again(line, call, timeout, str(refusal))
-        except StoreUnavailable:
-            self._nodes.failed(line, "")
-            raise
+        for _ in range(TRIES):
+            try:
+                return await line.call(call, timeout)
+            except StoreUnavailable:
+                self._nodes.failed(line, "")
+                raise
+            except Refused as refusal:
+                line = await self._after(line, str(refusal))
+        raise self._refused("its nodes do not agree whose call it is")
 
     async def _found(self, slot: int, timeout: float) -> Line:
         try:
@@ -154,23 +160,20 @@ class RedisStore:
         except TimeoutError:
             raise StoreUnavailable(f"the quota store at {self._nodes.where} did not answer in time") from None
 
-    async def _call_again(self, line: Line, call: bytes, timeout: float, refusal: str) -> Any:
-        """A node that does not know our functions is told them; one that names another node is believed, once each."""
-        calls = [call]
-        if "Function not found" in refusal:
-            calls = [_LOAD, call]
-        elif (other := self._nodes.failed(line, refusal)) is not None:
-            line, calls = other, [_ASKING, call] if refusal.startswith("ASK ") else [call]
-        else:
-            raise self._refused(refusal)
-        replies = await asyncio.gather(*(line.call(each, timeout) for each in calls), return_exceptions=True)
-        for reply in replies:
-            if isinstance(reply, Refused) and "already exists" not in str(reply):  # another call loaded the library
-                self._nodes.failed(line, str(reply))
-                raise self._refused(str(reply))
-            if isinstance(reply, StoreUnavailable):
-                raise reply
-        return replies[-1]
+    async def _after(self, line: Line, refusal: str) -> Line:
+        """Which node to ask after one refused. StoreUnavailable if none."""
+        if "Function not found" not in refusal:
+            other = self._nodes.failed(line, refusal)
+            if other is None:
+                raise self._refused(refusal)
+            return other
+        try:
+            await line.call(_LOAD, PATIENCE)
+        except Refused as trouble:
+            if "already exists" not in str(trouble):  # else another call loaded the library
+                self._nodes.failed(line, str(trouble))
+                raise self._refused(str(trouble)) from trouble
+        return line
 
     def _refused(self, refusal: str) -> StoreUnavailable:
         return StoreUnavailable(f"the quota store at {self._nodes.where} refused the call: {refusal}")
@@ -185,10 +188,9 @@ class RedisStore:
             raise self._refused(str(refusal)) from refusal
         return _seconds(time)
 
-    async def _announce(self, timeout: float) -> float:
+    async def _announce(self, timeout: float) -> None:
         call = _fcall("sidecars", [b"weir:sidecars"], [self._name.encode(), b"%d" % ALIVE_MS])
         self._living = max(1, await self._call(hash_slot(b"weir:sidecars"), call, timeout))
-        return float(self._living)
 
     def _moment(self) -> int:
         """The moment in tests, else 0: Redis' own."""
