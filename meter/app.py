@@ -41,7 +41,7 @@ from meter.telemetry.metrics import Metrics
 from quotas.guarded import GuardedStore, OnRecord
 from quotas.memory import MemoryStore
 from quotas.redis import RedisStore
-from quotas.store import Account, QuotaStore, Seed
+from quotas.store import Account, Seed
 
 Sites = Literal["all", "admin", "traffic"]
 
@@ -340,7 +340,7 @@ def quota_store(
     terms: QuotaStoreTerms, changed: Callable[[bool], None], refill: OnRecord | None = None
 ) -> GuardedStore:
     """The configured store, guarded against its absence; `refill` says what was used where the store does not know."""
-    inner: QuotaStore
+    inner: MemoryStore | RedisStore
     if terms.url.startswith("memory:"):
         inner = MemoryStore(time.time, lease_seconds=terms.lease_seconds)
     else:
@@ -354,6 +354,7 @@ def quota_store(
         timer=time.monotonic,
         on_change=changed,
         refill=refill,
+        sidecars=lambda: inner.sidecars,
     )
 
 
