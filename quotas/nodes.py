@@ -186,7 +186,8 @@ class OneNode:
 
     async def _ask_sentinels(self) -> Address:
         """The first sentinel that answers is asked first the next time."""
-        trouble: Exception = ConnectionError(f"no sentinel knows {self._place.service}")
+        unknown = ConnectionError(f"the sentinels do not know {self._place.service}")
+        trouble: Exception = unknown
         for sentinel in list(self._sentinels):
             try:
                 async with asyncio.timeout(SENTINEL_SECONDS):
@@ -198,6 +199,7 @@ class OneNode:
                 self._sentinels.remove(sentinel)
                 self._sentinels.insert(0, sentinel)
                 return found
+            trouble = unknown
         raise trouble
 
     async def _ask_sentinel(self, sentinel: Address) -> Address | None:

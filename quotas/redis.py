@@ -183,6 +183,9 @@ class RedisStore:
         write = command("SET", f"weir:ping:{{{tag}}}", "", "PX", 1_000)
         try:
             time, _ = await asyncio.gather(line.call(_TIME, PATIENCE), line.call(write, PATIENCE))
+        except StoreUnavailable:
+            self._nodes.failed(line, "")
+            raise
         except Refused as refusal:
             self._nodes.failed(line, str(refusal))
             raise self._refused(str(refusal)) from refusal
