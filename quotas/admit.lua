@@ -76,14 +76,8 @@ local function decide(now, args, wanted, ceiling, cap_need, primary, forced)
   return RATE, 0, expected, '', first_no, asked
 end
 
--- What is held against the rate: on the primary in every scope; of a target's own rate, if it has one, in its meter.
-local function hold_rate(verdict, expected, target)
-  if verdict ~= OVERFLOW then
-    for index = 1, COUNT do
-      SCOPES[index].held = SCOPES[index].held + expected
-    end
-    return expected
-  end
+-- What is held against a target's own rate: nothing, if it has none.
+local function hold_target(target, expected)
   local meter = target ~= '' and read_target(target_field(SCOPES[1], target))
   if not meter then return 0 end
   meter.held, meter.moved = meter.held + expected, true
@@ -92,9 +86,11 @@ end
 
 -- Books the lease in every scope.
 local function open_lease(now, args, expires, verdict, ceiling, hold, expected, target)
-  local rate_hold = hold_rate(verdict, expected, target)
+  local primary = verdict ~= OVERFLOW
+  local rate_hold = primary and expected or hold_target(target, expected)
   for index = 1, COUNT do
     local scope = SCOPES[index]
+    if primary then scope.held = scope.held + expected end
     scope.running = scope.running + 1
     scope.cap_held = scope.cap_held + hold
     scope.changed = true
@@ -167,7 +163,7 @@ local function admit(keys, args)
   local lease_span, moment, wanted, first_hold, most, cap_need, primary, forced = struct.unpack(NUMBERS, args[2])
   local now, terms = load(keys, args, lease_span, moment)
   if not now then return false end
-  local known = live(args[3])
+  local known = SLOT.lease and live(args[3])
   if known then
     save(now, lease_span, terms)
     return reply(now, known.kind, known.hold, known.ceiling, known.expected, known.target, 1, 0)

@@ -4,13 +4,6 @@ args     numbers: consumed (tokens in all), extend_to (tokens in all to be cover
 Reply    {expired 0|1, extended 0|1, covered, left}, see store.Progress
 ]]
 
-local function extend(lease, more)
-  local first, second = scopes_of(lease)
-  lease.cap_hold = lease.cap_hold + more
-  first.cap_held = first.cap_held + more
-  if second then second.cap_held = second.cap_held + more end
-end
-
 local function progress(keys, args)
   local lease_span, moment, consumed, extend_to = struct.unpack('<dddd', args[2])
   local field = args[3]
@@ -21,7 +14,8 @@ local function progress(keys, args)
     return { 1, 0, 0, 0 }
   end
 
-  charge(lease, consumed, now)
+  local first, second = scopes_of(lease)
+  charge(lease, first, second, consumed, now)
   lease.expires = now + lease_span
   call_back(field, lease.expires)
   for index = 1, COUNT do
@@ -32,7 +26,9 @@ local function progress(keys, args)
   local more = math.max(0, extend_to - lease.consumed - lease.cap_hold)
   local extended = extend_to >= 0 and more <= left
   if extended then
-    extend(lease, more)
+    lease.cap_hold = lease.cap_hold + more
+    first.cap_held = first.cap_held + more
+    if second then second.cap_held = second.cap_held + more end
     left = left - more
   end
   write_lease(field, lease)

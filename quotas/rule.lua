@@ -339,15 +339,6 @@ local function new_scope()
   return { cap = {}, rate = {}, repay = {} }
 end
 
--- A scope's holds, and what the rule asks of its windows. `stays`: before that moment nothing slides out of them.
-local function fill_scope(
-  scope, seen, running, cap_held, held, opened, layout, debt, since, stays, cap_total, rate_total, repay_total
-)
-  scope.seen, scope.running, scope.cap_held, scope.held, scope.opened = seen, running, cap_held, held, opened
-  scope.layout, scope.debt, scope.since, scope.stays = layout, debt, since, stays
-  scope.cap_total, scope.rate_total, scope.repay_total = cap_total, rate_total, repay_total
-end
-
 local function fill_layout(scope, cap_span, cap_slot, rate_span, rate_slot, repay_span, repay_slot, pace, per)
   local id, cap, rate, repay = scope.id, scope.cap, scope.rate, scope.repay
   cap.id, rate.id, repay.id = 'h' .. id .. ':', 'm' .. id .. ':', 'r' .. id .. ':'
@@ -411,10 +402,12 @@ local function sum_up(scope, now)
   scope.owed = owed(scope.debt, scope.since, scope.pace, scope.per, now)
 end
 
+-- A scope's holds, and what the rule asks of its windows. `stays`: before that moment nothing slides out of them.
 local function load_scope(scope, id, terms, packed)
   scope.id, scope.terms, scope.is_new, scope.packed = id, terms, not packed, packed or empty_record()
   scope.changed, scope.moved, scope.is_open = not packed, false, false
-  fill_scope(scope, struct.unpack(SUMS, scope.packed))
+  scope.seen, scope.running, scope.cap_held, scope.held, scope.opened, scope.layout, scope.debt, scope.since, scope.stays,
+    scope.cap_total, scope.rate_total, scope.repay_total = struct.unpack(SUMS, scope.packed)
 end
 
 -- A scope by its field: one of the call's, or another of the slot.
@@ -432,10 +425,11 @@ local function scope_of(id)
 end
 
 -- Brings a scope to the moment. Mostly its windows lie as the terms want them, and nothing slides out.
-local function tick(scope, terms, now)
+local function tick(scope, now)
+  local terms = scope.terms
   scope.seen = now
   if scope.layout == terms.layout and now < scope.stays then
-    scope.owed = owed(scope.debt, scope.since, terms.rate, terms.per, now)
+    scope.owed = scope.debt > 0 and owed(scope.debt, scope.since, terms.rate, terms.per, now) or 0
     return
   end
   open_windows(scope)
@@ -477,7 +471,6 @@ end
 
 -- A lease, or false. That which the call is about was read with the scopes.
 local function read_lease(field)
-  if field == SLOT.lease_field and not SLOT.lease then return false end
   local lease = SLOT.leases[field]
   if lease == nil then
     local packed = SLOT.lease
@@ -536,8 +529,7 @@ local function meters_of(lease, first, second)
   return meter
 end
 
-local function release(lease, rate, cap)
-  local first, second = scopes_of(lease)
+local function release(lease, first, second, rate, cap)
   local one, other = meters_of(lease, first, second)
   if one then one.held = one.held - rate end
   if other then other.held = other.held - rate end
@@ -548,40 +540,39 @@ local function release(lease, rate, cap)
 end
 
 local function charge_cap(scope, at, tokens, now)
-  if scope.cap.span > 0 then add(scope, scope.cap, at, tokens, now) end
+  if scope and scope.cap.span > 0 then add(scope, scope.cap, at, tokens, now) end
 end
 
-local function charge_rate(lease, more, now)
-  local one, other = meters_of(lease, scopes_of(lease))
+local function charge_rate(lease, first, second, more, now)
+  local one, other = meters_of(lease, first, second)
   if one then charge_meter(one, now, more) end
   if other then charge_meter(other, now, more) end
 end
 
 -- Charges what `consumed`, in all, adds to what was known, and lowers the holds by as much.
-local function charge(lease, consumed, now)
+local function charge(lease, first, second, consumed, now)
   local more = math.max(0, consumed - lease.consumed)
   lease.consumed = lease.consumed + more
-  local first, second = scopes_of(lease)
   charge_cap(first, now, more, now)
-  if second then charge_cap(second, now, more, now) end
-  charge_rate(lease, more, now)
-  release(lease, math.min(more, lease.rate_hold), math.min(more, lease.cap_hold))
+  charge_cap(second, now, more, now)
+  charge_rate(lease, first, second, more, now)
+  release(lease, first, second, math.min(more, lease.rate_hold), math.min(more, lease.cap_hold))
 end
 
-local function count_running(lease, change)
-  local first, second = scopes_of(lease)
-  first.running = first.running + change
-  if second then second.running = second.running + change end
+-- A lease runs no more: what it still holds is given back.
+local function stop(lease, first, second)
+  release(lease, first, second, lease.rate_hold, lease.cap_hold)
+  first.running = first.running - 1
+  if second then second.running = second.running - 1 end
 end
 
 -- A silent sidecar's lease ends: its cap hold becomes a charge at that moment, its rate hold is given back.
 local function expire(field, lease, now)
-  lease.booked = lease.cap_hold
   local first, second = scopes_of(lease)
+  lease.booked = lease.cap_hold
   charge_cap(first, lease.expires, lease.booked, now)
-  if second then charge_cap(second, lease.expires, lease.booked, now) end
-  release(lease, lease.rate_hold, lease.cap_hold)
-  count_running(lease, -1)
+  charge_cap(second, lease.expires, lease.booked, now)
+  stop(lease, first, second)
   write_lease(field, lease)
   forget_at(field, lease.expires + REMEMBER + 1)
 end
@@ -734,7 +725,7 @@ local function load(keys, args, lease_span, moment)
     if scope.seen > now then now = scope.seen end
   end
   for index = 1, COUNT do
-    tick(SCOPES[index], terms[index], now)
+    tick(SCOPES[index], now)
   end
   if SLOT.due > now and SLOT.forgets > now then return now, terms end
   if SLOT.due <= now then expire_due(now) end

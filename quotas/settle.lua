@@ -5,19 +5,18 @@ Reply    1 if the lease was known, else 0
 ]]
 
 -- What an expired lease was booked with becomes what was used, in its slot; the rate learns of it now.
-local function correct(lease, consumed, now)
+local function correct(lease, first, second, consumed, now)
   local more = math.max(0, consumed - lease.consumed)
-  local first, second = scopes_of(lease)
   charge_cap(first, lease.expires, more - lease.booked, now)
-  if second then charge_cap(second, lease.expires, more - lease.booked, now) end
-  charge_rate(lease, more, now)
+  charge_cap(second, lease.expires, more - lease.booked, now)
+  charge_rate(lease, first, second, more, now)
 end
 
 local function close(lease, consumed, now)
-  if lease.booked >= 0 then return correct(lease, consumed, now) end
-  charge(lease, consumed, now)
-  release(lease, lease.rate_hold, lease.cap_hold)
-  count_running(lease, -1)
+  local first, second = scopes_of(lease)
+  if lease.booked >= 0 then return correct(lease, first, second, consumed, now) end
+  charge(lease, first, second, consumed, now)
+  stop(lease, first, second)
 end
 
 local function settle(keys, args)
