@@ -312,10 +312,6 @@ class GuardedStore:
         """What was used is looked up anew at the next question."""
         await self._inner.forget(slot)
 
-    @property
-    def sidecars(self) -> int:
-        return self._sidecars()
-
     async def ping(self) -> float:
         return await self._inner.ping()
 

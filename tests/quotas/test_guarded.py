@@ -172,12 +172,22 @@ async def test_local_spends_its_share_of_what_was_left_and_books_it_afterwards(
         await eventually(lambda: shows(store, who, "hour", 670, 0))
 
 
-async def test_local_share_auto_is_one_of_the_sidecars(guard: Callable[..., Any], broken_server: RedisServer) -> None:
-    async with guard("local", sidecars=lambda: 4) as store:
-        broken_server.kill()
-        await lose(store)
-        kinds = [(await store.admit(account(), ask(f"l{n}", 125))).kind for n in range(3)]
+async def test_local_share_auto_is_one_of_the_sidecars_last_seen(broken_server: RedisServer, clock: Clock) -> None:
+    stores = [RedisStore(broken_server.url, timeout=0.5) for _ in range(4)]
+    guards = [GuardedStore(s, on_down="local", clock=clock, sidecars=lambda s=s: s.sidecars) for s in stores]  # type: ignore[misc]
+
+    async def all_seen() -> bool:
+        for each in guards:
+            await each.watch()
+        return [each.sidecars for each in stores] == [4] * 4
+
+    await eventually(all_seen)
+    broken_server.kill()
+    for each in guards:
+        await lose(each)
+        kinds = [(await each.admit(account(), ask(f"l{n}", 125))).kind for n in range(3)]
         assert kinds == ["base", "base", "cap"]
+        await each.close()
 
 
 async def test_a_stream_extends_from_the_share_and_goes_on_when_the_store_is_back(
