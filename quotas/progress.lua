@@ -1,7 +1,7 @@
 --[[ Charges what a lease consumed so far, renews it, extends its hold: in every scope or in none.
 
 args     numbers: consumed (tokens in all), extend_to (tokens in all to be covered; below 0: as it is)
-Reply    {expired 0|1, extended 0|1, covered, left}, see store.Progress
+Reply    {the moment, expired 0|1, extended 0|1, covered, left}, see store.Progress; without the mark the moment is 0
 ]]
 
 local function progress(keys, args)
@@ -11,7 +11,7 @@ local function progress(keys, args)
   local lease = now and live(field)
   if not lease then
     if now then save(now, lease_span, terms) end
-    return { 1, 0, 0, 0 }
+    return { now or 0, 1, 0, 0, 0 }
   end
 
   local first, second = scopes_of(lease)
@@ -33,7 +33,7 @@ local function progress(keys, args)
   end
   write_lease(field, lease)
   save(now, lease_span, terms)
-  return { 0, extended and 1 or 0, lease.consumed + lease.cap_hold, math.max(0, left) }
+  return { now, 0, extended and 1 or 0, lease.consumed + lease.cap_hold, math.max(0, left) }
 end
 
 register('progress', progress)

@@ -80,11 +80,12 @@ class RedisStore:
 
     async def progress(self, account: Account, lease: str, consumed: int, extend_to: int | None = None) -> Progress:
         numbers = (consumed, -1 if extend_to is None else extend_to)
-        expired, extended, covered, left = await self._step("progress", account, [lease], *numbers)
+        _, expired, extended, covered, left = await self._step("progress", account, [lease], *numbers)
         return Progress(bool(expired), bool(extended), covered, left)
 
     async def settle(self, account: Account, lease: str, consumed: int) -> bool:
-        return bool(await self._step("settle", account, [lease], consumed))
+        _, known = await self._step("settle", account, [lease], consumed)
+        return bool(known)
 
     async def renew(self, leases: list[tuple[Account, str]]) -> None:
         by_account: dict[Account, list[str]] = {}

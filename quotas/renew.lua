@@ -1,7 +1,7 @@
 --[[ Keeps one account's leases alive; unknown and expired ones are passed over.
 
 args     after the scopes: more leases' fields
-Reply    how many were renewed
+Reply    {the moment, how many were renewed}; without the mark the moment is 0
 ]]
 
 local function renew_one(field, expires)
@@ -17,13 +17,13 @@ end
 local function renew(keys, args)
   local lease_span, moment = struct.unpack('<dd', args[2])
   local now, terms = load(keys, args, lease_span, moment)
-  if not now then return 0 end
+  if not now then return { 0, 0 } end
   local renewed = renew_one(args[3], now + lease_span)
   for index = 4 + COUNT, #args do
     renewed = renewed + renew_one(args[index], now + lease_span)
   end
   save(now, lease_span, terms)
-  return renewed
+  return { now, renewed }
 end
 
 register('renew', renew)

@@ -1,7 +1,7 @@
 --[[ The end of a lease, running or expired: charges the rest, gives the holds back.
 
 args     numbers: consumed (tokens in all)
-Reply    1 if the lease was known, else 0
+Reply    {the moment, 1 if the lease was known, else 0}; without the mark the moment is 0
 ]]
 
 -- What an expired lease was booked with becomes what was used, in its slot; the rate learns of it now.
@@ -22,14 +22,14 @@ end
 local function settle(keys, args)
   local lease_span, moment, consumed = struct.unpack('<ddd', args[2])
   local now, terms = load(keys, args, lease_span, moment)
-  if not now then return 0 end
+  if not now then return { 0, 0 } end
   local lease = read_lease(args[3])
   if lease then
     close(lease, consumed, now)
     drop_lease(args[3])
   end
   save(now, lease_span, terms)
-  return lease and 1 or 0
+  return { now, lease and 1 or 0 }
 end
 
 register('settle', settle)
