@@ -151,9 +151,9 @@ def fill(states: Mapping[bytes, State], fields: Iterable[tuple[bytes, bytes]]) -
     for field, packed in found.items():
         if field.startswith(b"o:"):
             length, _, rest = field[2:].partition(b":")
-            meter = _target(packed)
-            states[rest[: int(length)]].targets[rest[int(length) :].decode()] = meter
-            windows[b"m" + field] = meter.rate
+            if (state := states.get(rest[: int(length)])) is not None:  # else another key's
+                meter = state.targets[rest[int(length) :].decode()] = _target(packed)
+                windows[b"m" + field] = meter.rate
     for field, packed in found.items():
         if field.startswith(b"l:"):
             _add_lease(states, field[2:].decode(), packed)

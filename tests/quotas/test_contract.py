@@ -212,6 +212,25 @@ async def test_a_lease_that_expires_is_booked_and_may_be_corrected_for_ten_minut
     assert await used(store, who) == (550, 0)
 
 
+async def test_another_keys_lease_expires_in_the_middle_of_a_refusal(store: QuotaStore, clock: Clock) -> None:
+    """Its team's books change with it, and its overflow's own rate does, though nobody asked about that key."""
+    targets, slot = (Target("cheap", Limit(500, 60)),), f"contract {next(serial)}"
+    policy, team = Policy(Limit(100, 60), None, None, None), Policy(Limit(1_000, 60), None, Limit(1_000, 3_600), None)
+    silent, asking = (account(policy, team=team, key=key, slot=slot) for key in ("silent", "asking"))
+    assert (await store.admit(silent, ask("overflow", 400, targets=targets))).target == "cheap"
+    assert await spend(store, asking, 100) == "base"
+    clock.now += 31
+    refused = await store.admit(asking, ask("refused", 400))
+    assert (refused.kind, refused.scope) == ("rate", "key")
+    assert [(window.used, window.held) for window in refused.windows] == [(100, 0), (100, 0), (500, 0)]
+    assert await used(store, asking) == (500, 0)
+    clock.now += 20
+    await store.settle(silent, "overflow", 300)
+    assert await used(store, silent) == (400, 0)
+    assert (await store.admit(silent, ask("more", 300, targets=targets))).kind == "rate"
+    assert (await store.admit(silent, ask("less", 200, targets=targets))).target == "cheap"
+
+
 async def test_renewing_keeps_a_lease_from_expiring(store: QuotaStore, clock: Clock) -> None:
     who = account(Policy(None, None, Limit(1_000, 3_600), None))
     assert (await store.admit(who, ask("kept", 400))).admitted
