@@ -60,11 +60,12 @@ def bulk(word: bytes) -> bytes:
 
 
 class Wire(asyncio.Protocol):
-    """A connection that stands, until `lost`: then `give_back` is told the calls that were not answered."""
+    """A connection that stands, until `lost`: then `give_back` is told the calls that were not answered. Before somebody
+    says otherwise, they fail with ConnectionError."""
 
-    def __init__(self, give_back: Callable[[list[Call]], None]) -> None:
+    def __init__(self) -> None:
         self.lost = False
-        self._give_back = give_back
+        self.give_back: Callable[[list[Call]], None] = _fail_lost
         self.sent = 0
         self.answered = 0
         self._transport: asyncio.Transport | None = None
@@ -72,11 +73,11 @@ class Wire(asyncio.Protocol):
         self._reader = hiredis.Reader(notEnoughData=_MORE)
 
     @classmethod
-    async def open(cls, address: Address, login: Login, give_back: Callable[[list[Call]], None]) -> Wire:
+    async def open(cls, address: Address, login: Login) -> Wire:
         """Connected and let in. OSError, TimeoutError or Refused."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(PATIENCE):
-            _, wire = await loop.create_connection(lambda: cls(give_back), *address, ssl=login.tls)
+            _, wire = await loop.create_connection(cls, *address, ssl=login.tls)
             try:
                 for each in login.commands():
                     await wire.ask(each)
@@ -94,7 +95,7 @@ class Wire(asyncio.Protocol):
     def write(self, calls: list[Call]) -> None:
         """All of them in one write."""
         if self.lost:
-            self._give_back(calls)
+            self.give_back(calls)
         elif self._transport is not None:
             self._waiting.extend(calls)
             self.sent += len(calls)
@@ -132,14 +133,18 @@ class Wire(asyncio.Protocol):
         self.lost = True
         calls, self._waiting = list(self._waiting), deque()
         if calls:
-            self._give_back(calls)
+            self.give_back(calls)
 
 
-def fail(calls: Iterable[Call], trouble: Exception | None = None) -> None:
-    """What nobody answers any more."""
+def fail(calls: Iterable[Call], trouble: Callable[[], Exception]) -> None:
+    """What nobody answers any more, each with a trouble of its own."""
     for _, reply in calls:
         if not reply.done():
-            reply.set_exception(trouble or ConnectionError("the connection was lost"))
+            reply.set_exception(trouble())
+
+
+def _fail_lost(calls: list[Call]) -> None:
+    fail(calls, lambda: ConnectionError("the connection was lost"))
 
 
 class Line:
@@ -213,16 +218,19 @@ class Line:
     async def _connect(self) -> None:
         try:
             async with asyncio.timeout(PATIENCE):
-                self._wire = await Wire.open(await self._find(), self._login, self._give_back)
+                wire = await Wire.open(await self._find(), self._login)
         except (OSError, TimeoutError, Refused) as trouble:
             self._fail_queue(f"cannot be reached: {str(trouble) or 'it did not answer'}")
         else:
-            self._write(self._wire)
+            wire.give_back = self._give_back
+            self._wire = wire
+            self._write(wire)
 
     def _give_back(self, calls: list[Call]) -> None:
         """Queues again what was not answered; what was already repeated fails."""
         again = [call for call in calls if not call[1].done() and call[1] not in self._repeated]
-        fail((call for call in calls if call[1] in self._repeated), unreachable(self.where, "the connection was lost"))
+        twice = [call for call in calls if call[1] in self._repeated]
+        fail(twice, lambda: unreachable(self.where, "the connection was lost"))
         for _, reply in again:
             self._repeated.add(reply)
             reply.add_done_callback(self._repeated.discard)
@@ -238,7 +246,7 @@ class Line:
 
     def _fail_queue(self, what: str) -> None:
         calls, self._queue = self._queue, []
-        fail(calls, StoreUnavailable(f"the quota store at {self.where} {what}"))
+        fail(calls, lambda: StoreUnavailable(f"the quota store at {self.where} {what}"))
 
 
 def unreachable(where: str, why: object) -> StoreUnavailable:

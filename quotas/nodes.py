@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, Literal, Protocol, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from quotas.line import Address, Line, Login, Refused, Wire, command, fail, unreachable
+from quotas.line import Address, Line, Login, Refused, Wire, command, unreachable
 from quotas.store import StoreUnavailable
 
 FORMS = (
@@ -214,7 +214,7 @@ class OneNode:
         return None if found is None else (found[0].decode(), int(found[1]))
 
     async def _ask(self, sentinel: Address, login: Login) -> Any:
-        wire = await Wire.open(sentinel, login, fail)
+        wire = await Wire.open(sentinel, login)
         try:
             return await wire.ask(command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._place.service))
         finally:
