@@ -316,7 +316,7 @@ local function open_target(field, now)
   if not meter then
     meter = meter_of_target(field, 0, -1, 0, 0, 0, 1, 0, 0, 0, NEVER, -1)
     meter.moved, SLOT.targets[field] = true, meter
-    forget_at(field, now + MARK)
+    forget_at(field, now + REMEMBER)
   end
   return meter
 end

@@ -7,6 +7,7 @@ import itertools
 import re
 import time
 from collections.abc import AsyncIterator, Callable
+from urllib.parse import quote
 
 import pytest
 from redis.asyncio import Redis
@@ -15,6 +16,7 @@ from redis.crc import key_slot
 from quotas.policy import Limit, Policy
 from quotas.redis import RedisStore
 from quotas.store import Account, Ask, Scope, StoreUnavailable, Target
+from tests.quotas.histories import Clock
 from tests.quotas.stores import EmptyRedis
 from tests.services.redis import RedisServer
 
@@ -102,6 +104,40 @@ async def test_every_key_has_an_expiry_and_all_of_an_account_share_a_slot(store:
     for key in keys:
         longest = 3_600 + (3_600 if key.endswith(b":mark") else 30 + 660)
         assert 3_600 < await plain.ttl(key) <= longest
+
+
+async def test_no_key_of_any_test_is_without_expiry(store: RedisStore, plain: Redis) -> None:
+    """T054, of all that lies there by now."""
+    await store.ping()
+    assert [key async for key in plain.scan_iter("weir:*") if await plain.ttl(key) == -1] == []
+
+
+async def test_what_idles_in_a_busy_team_is_forgotten(redis_server: RedisServer, plain: Redis) -> None:
+    """A key, its overflow's own rate, an expired lease; of what is used, all that can still matter stays."""
+    clock, slot = Clock(), f"team:busy {next(serial)}"
+    rated = Policy(Limit(100, 60), None, Limit(1_000, 600), None)
+    idle, busy = account("idle", rated, slot=slot, team=CAPPED), account("busy", rated, slot=slot, team=CAPPED)
+    store = EmptyRedis(redis_server.url, timeout=10, clock=clock)
+    cheap = (Target("cheap", Limit(50, 60)),)
+    for lease, who, tokens in (("first", idle, 100), ("over", idle, 20), ("silent", idle, 20), ("running", busy, 100)):
+        assert (await store.admit(who, ask(lease, tokens, cheap))).admitted
+    for lease in ("first", "over"):
+        await store.settle(idle, lease, 20)
+    mine = []
+    for _ in range(40):
+        clock.now += 29
+        await store.renew([(busy, "running")])
+        fields = await plain.hkeys(f"weir:{{{quote(slot)}}}:w")
+        mine.append(
+            {field.rpartition(b":")[0] or field for field in fields if b"idle" in field or field == b"l:silent"}
+        )
+    kinds = (b"k", b"l", b"o:6:k", b"hk:idle", b"mk:idle", b"mo:6:k:idlecheap")
+    assert set(kinds) <= mine[0]
+    assert [b"l" in each for each in mine].index(False) * 29 == pytest.approx(630, abs=60)
+    assert mine[-1] == set()
+    assert (await store.peek(busy)).leases[0].lease == "running"
+    assert (await store.admit(idle, ask("again", 100))).kind == "base"
+    await store.close()
 
 
 async def test_accounts_spread_over_slots(store: RedisStore, plain: Redis) -> None:
