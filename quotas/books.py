@@ -311,14 +311,13 @@ def seeded(seed: Seed, now: int) -> Iterator[tuple[Scope, State]]:
 
 def _recalled(terms: Terms, charges: Iterable[Past], now: int) -> State:
     state = State()
+    state.tick(terms, now)
     for past in charges:
         at = min(now, round(past.at * SECOND))
-        state.tick(terms, at)
         if state.cap is not None:
             state.cap.add(at, past.tokens)
         if past.primary:
             state.primary.charge(at, past.tokens)
-    state.tick(terms, now)
     return state
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 import random
@@ -78,10 +79,15 @@ class MemoryStore:
         return replace(decision.view(empty, decision.bring_to(empty, now)), seeded=False)
 
     async def seed(self, slot: str, seed: Seed) -> bool:
+        now = self._now()
+        states = []
+        for each in seeded(seed, now):
+            states.append(each)
+            await asyncio.sleep(0)  # a large team takes a while
         if slot in self._slots:
             return False
-        marked, now = self._mark(slot), self._now()
-        for scope, state in seeded(seed, now):
+        marked = self._mark(slot)
+        for scope, state in states:
             self._put(slot, marked, (scope.kind, scope.name), state)
         return True
 

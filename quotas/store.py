@@ -46,7 +46,7 @@ class Scope:
 class Account:
     """Whose windows are asked for. All state of one account lives in one hash slot, named by `slot`.
 
-    `slot` is the team where there is one ("team:<name>"), else the key ("key:<id>"). `scopes` has the key's scope first.
+    `slot` is the team where there is one ("team:<name>"), else the key ("key:<id>"). `scopes` are one or two, the key's first.
     """
 
     slot: str
