@@ -7,6 +7,7 @@ that decide about cost are checked strictly; and the body is written anew from t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Final, Literal
 
@@ -14,14 +15,21 @@ import msgspec
 
 from engine_adapter.json_size import BLANKS, strings, structure
 
-Endpoint = Literal["chat", "completions", "embeddings"]
+Endpoint = Literal["chat", "completions", "embeddings", "responses", "messages", "rerank", "score"]
 Kind = Literal["vllm", "openai"]
+Live = Literal["token_ids", "usage", "none"]
+"""What running figures a chat or completions stream is asked for: `return_token_ids`, `continuous_usage_stats`, none. The
+usage at its end is asked for in any case."""
 Members = dict[str, msgspec.Raw]
 
 ENDPOINTS: Final[dict[str, Endpoint]] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
     "/v1/embeddings": "embeddings",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/v1/rerank": "rerank",
+    "/v1/score": "score",
 }
 
 LARGEST: Final = 2**53
@@ -33,6 +41,12 @@ else up for seconds; real bodies have some thousands."""
 
 MOST_OBJECTS: Final = 50_000
 """Messages, and parts of them, for the same reason."""
+
+READING: Final = ("embeddings", "rerank", "score")
+"""Endpoints that generate nothing."""
+
+COUNTED: Final = ("chat", "completions")
+"""Endpoints whose streams have no figures unless asked; those of the others always have."""
 
 LIMIT_FIELDS: Final = ("max_tokens", "max_completion_tokens")
 
@@ -110,6 +124,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """the client asked for a stream's usage"""
     wants_live_usage: bool
     """… and for running figures in every event (vLLM gives these only together)"""
+    wants_token_ids: bool
+    """… and for the ids of the prompt's and the answer's tokens"""
     prompts: int
     choices: int
     """answers per prompt the engine may work on: the larger of n and best_of"""
@@ -118,17 +134,26 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     prompt: PromptParts
     members: Members
 
-    def body(self, *, model: str, output_limit: int | None, kind: Kind) -> bytes:
+    @property
+    def generates(self) -> bool:
+        """False where a prompt is only read: embeddings, rerank, score."""
+        return self.endpoint not in READING
+
+    def body(
+        self, *, model: str, output_limit: int | None, kind: Kind, live: Live = "usage", salt: str | None = None
+    ) -> bytes:
         """The body for a backend: this model's name there, at most `output_limit` tokens per answer, usage asked for.
 
-        Changed are only `model`, the limits, and on streams `stream_options`; DROPPED members are left out. Every other
-        value is sent as it came, in its place.
+        Changed are only `model`, the limits, on streams what makes the backend count, and `cache_salt`; DROPPED members
+        are left out. Every other value is sent as it came, in its place. `live` and `salt` are for vLLM alone.
         """
         changed: dict[str, bytes] = {"model": msgspec.json.encode(model)}
         if output_limit is not None:
             changed.update(self._limits(output_limit))
-        if self.stream:
-            changed.update(self._stream_options(kind))
+        if self.stream and self.endpoint in COUNTED:
+            changed.update(self._counting(kind, live))
+        if salt is not None and kind == "vllm":
+            changed["cache_salt"] = self._salt(salt)
         members = {name: value for name, value in self.members.items() if name not in DROPPED} | changed
         return write_object(members)
 
@@ -139,16 +164,30 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
             sent.append("max_tokens")
         return dict.fromkeys(sent, b"%d" % limit)
 
-    def _stream_options(self, kind: Kind) -> dict[str, bytes]:
+    def _counting(self, kind: Kind, live: Live) -> dict[str, bytes]:
+        changed: dict[str, bytes] = {}
+        if kind == "vllm" and live == "token_ids" and not self.wants_token_ids:
+            changed["return_token_ids"] = b"true"
         options = _stream_options(self.members)
-        asked = ("include_usage", "continuous_usage_stats") if kind == "vllm" else ("include_usage",)
-        if all(options.get(name) == _TRUE for name in asked):
-            return {}
-        return {"stream_options": write_object({**options, **dict.fromkeys(asked, b"true")})}
+        asked = (
+            ("include_usage", "continuous_usage_stats") if kind == "vllm" and live == "usage" else ("include_usage",)
+        )
+        if not all(options.get(name) == _TRUE for name in asked):
+            changed["stream_options"] = write_object({**options, **dict.fromkeys(asked, b"true")})
+        return changed
+
+    def _salt(self, salt: str) -> bytes:
+        """The tenant's; a salt of the client's own only divides the tenant's cache further."""
+        own = self.members.get("cache_salt", _NULL)
+        if own != _NULL:
+            salt = hashlib.sha256(salt.encode() + b"\0" + own).hexdigest()
+        return msgspec.json.encode(salt)
 
 
 def parse(endpoint: Endpoint, raw: bytes) -> Call:
     """Reads and checks one body. Raises BadRequest, whatever the bytes; costs time linear in their number."""
+    if endpoint not in ("chat", "completions", "embeddings"):
+        raise BadRequest(f"{endpoint} is not metered yet.")
     members = _members(raw)
     for name in COST_UNKNOWN.keys() & members.keys():
         if members[name] not in (_FALSE, _NULL):
@@ -167,6 +206,7 @@ def parse(endpoint: Endpoint, raw: bytes) -> Call:
         stream=stream,
         wants_usage=stream and wants_usage,
         wants_live_usage=stream and wants_usage and live,
+        wants_token_ids=_flag(members, "return_token_ids"),
         prompts=prompts,
         choices=1 if endpoint == "embeddings" else max(_count(members, "n") or 1, _count(members, "best_of") or 1),
         asked_output=None if endpoint == "embeddings" else max(limits, default=None),

@@ -301,7 +301,7 @@ async def test_an_encoded_slash_is_no_slash(house: House) -> None:
     await house.rows(key, 0)
 
 
-FREE_PATHS = ["/v1/score", "/v1/rerank", "/v1/unknown", "/pooling", "/v1/load_lora_adapter", "/V1/CHAT/COMPLETIONS"]
+FREE_PATHS = ["/v1/unknown", "/pooling", "/v1/load_lora_adapter", "/V1/CHAT/COMPLETIONS"]
 
 
 @pytest.mark.parametrize("path", [*FREE_PATHS, "/invocations", "/v1/chat/completions/batch", "/inference/v1/generate"])
