@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from engine_adapter.request import PROMPT_FIELDS, Call, PromptParts, write_object
+from engine_adapter.prompts import JSON_FIELDS, PromptParts
+from engine_adapter.request import Call, write_object
 
 if TYPE_CHECKING:
     import tiktoken
@@ -31,7 +32,9 @@ ALLOWANCE_PER_MESSAGE: Final = 8
 ALLOWANCE_PER_TEXT: Final = 4
 """Special tokens around a prompt without a template: beginning, end, a separator."""
 ALLOWANCE_FOR_TOOLS: Final = 256
-"""What templates write around tool schemas: a paragraph of instructions, and members that the engine adds to each."""
+"""What templates write before tool schemas: a paragraph of instructions."""
+ALLOWANCE_PER_TOOL: Final = 80
+"""`{"type": "function", "function": {…, "description": null, "parameters": null}}`: what vLLM adds to a tool at most."""
 LARGEST_ALLOWANCE: Final = 64
 """Beyond this an engine's figure is not learned from: one odd figure must not shut small requests out. A template that
 adds more (a long system prompt) is among what the cap may overrun by."""
@@ -57,12 +60,12 @@ MODELS: Final = 1024
 
 def bound(parts: PromptParts) -> int:
     """Tokens the prompt cannot exceed; exact where it came as token ids."""
-    around = ALLOWANCE_PER_TEXT * parts.texts + ALLOWANCE_PER_MESSAGE * parts.messages
+    around = ALLOWANCE_PER_TEXT * parts.texts + ALLOWANCE_PER_MESSAGE * parts.messages + parts.parts
     if parts.messages:
         around += ALLOWANCE_PER_REQUEST
     if parts.tools:
-        around += ALLOWANCE_FOR_TOOLS
-    return parts.text_bytes + parts.token_ids + around + _media(parts)
+        around += ALLOWANCE_FOR_TOOLS + ALLOWANCE_PER_TOOL * parts.tools
+    return parts.text_bytes + parts.json_growth + parts.token_ids + around + _media(parts)
 
 
 def _media(parts: PromptParts) -> int:
@@ -237,8 +240,8 @@ def tokenizer(spec: str) -> Tokenizer:
 def _count(parts: PromptParts, tokens_of: Callable[[str], int]) -> int:
     around = bound(parts) - parts.text_bytes + parts.json_bytes
     return around + sum(
-        tokens_of(text[at : at + CHARACTERS_AT_ONCE])
-        for text in parts.read()
+        times * tokens_of(text[at : at + CHARACTERS_AT_ONCE])
+        for text, times in parts.read()
         for at in range(0, len(text), CHARACTERS_AT_ONCE)
     )
 
@@ -295,7 +298,11 @@ class FileTokenizer:
             ) from None
 
     def count(self, parts: PromptParts) -> int:
-        return _count(parts, lambda text: len(self._tokenizer.encode(text, add_special_tokens=False)))
+        return _count(parts, self._tokens)
+
+    def _tokens(self, text: str) -> int:
+        # a batch of one: only batches let other threads run meanwhile
+        return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
 
 
 _TOKENIZED_FIELDS: Final = (
@@ -306,7 +313,7 @@ _TOKENIZED_FIELDS: Final = (
     "add_special_tokens",
 )
 
-_UNSEEN_FIELDS: Final = frozenset(PROMPT_FIELDS) - frozenset(_TOKENIZED_FIELDS)
+_UNSEEN_FIELDS: Final = frozenset(JSON_FIELDS) - frozenset(_TOKENIZED_FIELDS)
 _NULL: Final = msgspec.Raw(b"null")
 
 
@@ -323,7 +330,7 @@ def tokenize_body(call: Call, model: str) -> bytes:
         raise ValueError(f"the engine's /tokenize does not count {', '.join(unseen)}")
     members: dict[str, msgspec.Raw | bytes] = {
         "model": msgspec.json.encode(model),
-        "messages" if parts.messages else "prompt": parts.source if parts.messages else _only_text(parts),
+        "messages" if parts.messages else "prompt": call.members["messages"] if parts.messages else _only_text(parts),
     }
     members |= {name: call.members[name] for name in _TOKENIZED_FIELDS if name in call.members}
     return write_object(members)
@@ -346,4 +353,5 @@ _READ_COUNT = msgspec.json.Decoder(_Tokenized)
 
 def _only_text(parts: PromptParts) -> bytes:
     """A list of one text is that text: /tokenize takes no lists."""
-    return msgspec.json.encode(next(iter(PromptParts(texts=1, source=parts.source).read())))
+    text, _ = next(parts.read())
+    return msgspec.json.encode(text)

@@ -123,7 +123,7 @@ def _size(gateway: Gateway, wanted: Wanted) -> plan.Size:
 
 def planned(wanted: Wanted, size: plan.Size) -> plan.Plan:
     """What a call of this size may cost."""
-    if wanted.call.endpoint == "embeddings":
+    if not wanted.call.generates:
         return plan.reading(size)
     return plan.generation(size, wanted.caller.tier, streamed=wanted.call.stream)
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_adapter.request import MOST_OBJECTS, MOST_STRINGS, BadRequest, Call, parse
+from engine_adapter.body import MOST_STRINGS
+from engine_adapter.prompts import MOST_OBJECTS
+from engine_adapter.request import BadRequest, Call, parse
 
 untimed = settings(deadline=None)
 """What a property takes depends on the machine: the run's own time limit is enough."""

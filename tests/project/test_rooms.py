@@ -18,6 +18,8 @@ PURE = (
     "quotas/policy.py",
     "quotas/windows.py",
     "quotas/decision.py",
+    "engine_adapter/body.py",
+    "engine_adapter/prompts.py",
     "engine_adapter/request.py",
     "engine_adapter/usage.py",
     "engine_adapter/events.py",
