@@ -350,6 +350,31 @@ class Scanner:
         return members
 
 
+def scanner(
+    endpoint: Endpoint,
+    *,
+    wants_usage: bool,
+    wants_live_usage: bool,
+    wants_token_ids: bool,
+    choices: int,
+    prompt_estimate: int,
+    rename: tuple[str, str] | None,
+    prompts: int = 1,
+) -> Scanner:
+    """The scanner of an endpoint's streams. What a client did not ask for (`wants_…`) is taken out for it."""
+    if endpoint not in ("chat", "completions"):
+        raise NotAnAnswer(f"Streams of {endpoint} cannot be read yet.")
+    return Scanner(
+        endpoint,
+        wants_usage=wants_usage,
+        wants_live_usage=wants_live_usage,
+        choices=choices,
+        prompt_estimate=prompt_estimate,
+        rename=rename,
+        prompts=prompts,
+    )
+
+
 _READ_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
