@@ -1,4 +1,4 @@
-"""How many tokens a prompt has, before the engine says so: a bound, an estimate that learns, an exact count.
+"""How many tokens a prompt has, before the engine says so: a bound, an estimate that learns.
 
 The bound is for limits that must hold. It rests on this: a token stands for at least one byte of text. That is so for
 byte-level BPE and for byte-fallback vocabularies, the ones current models use (https://arxiv.org/abs/1909.03341 for the
@@ -13,17 +13,9 @@ import math
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
-import msgspec
-
-from engine_adapter.prompts import JSON_FIELDS, PromptParts
-from engine_adapter.request import Call, write_object
-
-if TYPE_CHECKING:
-    import tiktoken
-    import tokenizers
+from engine_adapter.prompts import PromptParts
 
 ALLOWANCE_PER_REQUEST: Final = 8
 """Template tokens around all messages: a beginning of text, and the opening of the answer."""
@@ -35,7 +27,7 @@ ALLOWANCE_FOR_TOOLS: Final = 256
 """What templates write before tool schemas: a paragraph of instructions."""
 ALLOWANCE_PER_TOOL: Final = 80
 """`{"type": "function", "function": {…, "description": null, "parameters": null}}`: what vLLM adds to a tool at most."""
-LARGEST_ALLOWANCE: Final = 64
+LARGEST_ALLOWANCE: Final = 128
 """Beyond this an engine's figure is not learned from: one odd figure must not shut small requests out. A template that
 adds more (a long system prompt) is among what the cap may overrun by."""
 
@@ -205,153 +197,3 @@ def _bin(tokens: int) -> int:
 
 def _largest_in(number: int) -> int:
     return math.ceil(2 ** ((number + 1) / BINS_PER_DOUBLING)) - 1
-
-
-# ---- exact counts ----------------------------------------------------------------------------------------------------
-
-CHARACTERS_AT_ONCE: Final = 100_000
-"""A text is tokenised in pieces of this length: time stays linear and a thread is never away for long (a million equal
-letters in one word are the worst case of BPE). Each cut may add a token."""
-
-
-class TokenizerUnavailable(Exception):
-    """This process cannot count with the tokenizer that the configuration names; the message says what to do."""
-
-
-class Tokenizer(Protocol):
-    """Counts a prompt's tokens exactly, but for what the template writes: for that its allowance stands, and for what
-    it writes anew, such as tools, the bound. Takes CPU time: call it off the event loop."""
-
-    def count(self, parts: PromptParts) -> int: ...
-
-
-def tokenizer(spec: str) -> Tokenizer:
-    """By its name in the configuration, "tiktoken:cl100k_base". Raises TokenizerUnavailable."""
-    kind, _, name = spec.partition(":")
-    if kind == "tiktoken":
-        return TiktokenTokenizer.named(name)
-    if kind == "file":
-        return FileTokenizer.read(Path(name))
-    raise TokenizerUnavailable(
-        f"There is no tokenizer {spec!r}: use engine, tiktoken:<encoding>, file:<path of a tokenizer.json> or bytes."
-    )
-
-
-def _count(parts: PromptParts, tokens_of: Callable[[str], int]) -> int:
-    around = bound(parts) - parts.text_bytes + parts.json_bytes
-    return around + sum(
-        times * tokens_of(text[at : at + CHARACTERS_AT_ONCE])
-        for text, times in parts.read()
-        for at in range(0, len(text), CHARACTERS_AT_ONCE)
-    )
-
-
-class TiktokenTokenizer:
-    """One of tiktoken's byte-pair encodings (https://github.com/openai/tiktoken)."""
-
-    def __init__(self, encoding: tiktoken.Encoding) -> None:
-        self._encoding = encoding
-
-    @classmethod
-    def named(cls, name: str) -> TiktokenTokenizer:
-        import tiktoken  # it reads megabytes of vocabulary: only where a model asks for it
-
-        try:
-            return cls(tiktoken.get_encoding(name))
-        except (OSError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise TokenizerUnavailable(
-                f"The encoding {name!r} cannot be loaded ({reason}). Allow the download once and keep it in the directory "
-                f"that TIKTOKEN_CACHE_DIR names, or set the model's tokenizer to engine or bytes."
-            ) from None
-
-    def count(self, parts: PromptParts) -> int:
-        # a special token's name in a user's text is text
-        return _count(parts, lambda text: len(self._encoding.encode(text, disallowed_special=())))
-
-
-class FileTokenizer:
-    """A model's own tokenizer.json, read by the package `tokenizers` (https://huggingface.co/docs/tokenizers)."""
-
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        # such a file may say how long a training sample was: that would cut a prompt, or fill it up
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-
-    @classmethod
-    def read(cls, path: Path) -> FileTokenizer:
-        try:
-            import tokenizers  # optional: only where a model asks for it
-        except ImportError:
-            raise TokenizerUnavailable(
-                "A tokenizer file needs the package tokenizers: pip install 'tokenweir[tokenizer-files]', or set the "
-                "model's tokenizer to engine or bytes."
-            ) from None
-        try:
-            return cls(tokenizers.Tokenizer.from_str(path.read_text("utf-8")))
-        except Exception as error:  # the package raises no narrower one
-            reason = str(error).partition("\n")[0]
-            raise TokenizerUnavailable(
-                f"The tokenizer file {path} cannot be read ({reason}). Give the path of the model's tokenizer.json, or "
-                f"set the model's tokenizer to engine or bytes."
-            ) from None
-
-    def count(self, parts: PromptParts) -> int:
-        return _count(parts, self._tokens)
-
-    def _tokens(self, text: str) -> int:
-        # a batch of one: only batches let other threads run meanwhile
-        return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
-
-
-_TOKENIZED_FIELDS: Final = (
-    "tools",
-    "add_generation_prompt",
-    "continue_final_message",
-    "chat_template_kwargs",
-    "add_special_tokens",
-)
-
-_UNSEEN_FIELDS: Final = frozenset(JSON_FIELDS) - frozenset(_TOKENIZED_FIELDS)
-_NULL: Final = msgspec.Raw(b"null")
-
-
-def tokenize_body(call: Call, model: str) -> bytes:
-    """The body for vLLM's `POST /tokenize`, which applies the chat template as the engine itself will.
-
-    Raises ValueError for what it cannot count: several prompts, other parts than text (it sees only the placeholders of
-    pictures and sounds), members that the template gets and /tokenize does not take.
-    """
-    parts = call.prompt
-    if call.prompts != 1 or _media(parts) or parts.token_ids or not parts.only_text:
-        raise ValueError("the engine's /tokenize counts one prompt of text at a time")
-    if unseen := sorted(name for name in _UNSEEN_FIELDS if call.members.get(name, _NULL) != _NULL):
-        raise ValueError(f"the engine's /tokenize does not count {', '.join(unseen)}")
-    members: dict[str, msgspec.Raw | bytes] = {
-        "model": msgspec.json.encode(model),
-        "messages" if parts.messages else "prompt": call.members["messages"] if parts.messages else _only_text(parts),
-    }
-    members |= {name: call.members[name] for name in _TOKENIZED_FIELDS if name in call.members}
-    return write_object(members)
-
-
-def tokenize_count(answer: bytes) -> int:
-    """The count in the answer of `/tokenize`. Raises ValueError if there is none."""
-    count = _READ_COUNT.decode(answer).count
-    if count < 0:
-        raise ValueError("the engine's /tokenize answered a negative count")
-    return count
-
-
-class _Tokenized(msgspec.Struct):
-    count: int
-
-
-_READ_COUNT = msgspec.json.Decoder(_Tokenized)
-
-
-def _only_text(parts: PromptParts) -> bytes:
-    """A list of one text is that text: /tokenize takes no lists."""
-    text, _ = next(parts.read())
-    return msgspec.json.encode(text)

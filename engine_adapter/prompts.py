@@ -30,7 +30,6 @@ JSON_FIELDS: Final = (
     "chat_template_kwargs",
     "suffix",
     "reasoning_effort",
-    "instruction",
     "text",
     "reasoning",
     "thinking",
@@ -40,7 +39,7 @@ JSON_FIELDS: Final = (
 """Members that enter the prompt, or may, beside those that the walkers read. Counted as JSON."""
 
 IN_EVERY_PAIR: Final = ("instruction", "chat_template_kwargs")
-"""Of these, what rerank and score write into the prompt of each pair."""
+"""Members that rerank and score write into the prompt of each pair."""
 
 MEDIA: Final = {
     "image_url": "images",
@@ -161,23 +160,20 @@ def of_score(members: Members) -> tuple[int, PromptParts]:
 def _measured(members: Members, walker: Walker) -> PromptParts:
     parts = PromptParts(walker=walker, source=members)
     text_bytes = sum(_bytes_of(text) * times for text, times in walker(members, parts))
-    for name in JSON_FIELDS:
-        if given(members, name):
-            _count_json(members[name], parts)
+    _count_fields(members, JSON_FIELDS, parts)
     parts.tools = sum(len(list(kinds(members, name))) for name in ("tools", "functions"))
     parts.text_bytes = text_bytes + parts.json_bytes
     return parts
 
 
 def _of_pairs(members: Members, walker: Walker) -> tuple[int, PromptParts]:
-    parts = _measured(members, walker)
+    parts = PromptParts(walker=walker, source=members)
+    text_bytes = sum(_bytes_of(text) * times for text, times in walker(members, parts))
     shared = PromptParts()
-    for name in IN_EVERY_PAIR:
-        if given(members, name):
-            _count_json(members[name], shared)
-    parts.text_bytes += shared.json_bytes * (parts.texts - 1)
-    parts.json_bytes += shared.json_bytes * (parts.texts - 1)
-    parts.json_growth += shared.json_growth * (parts.texts - 1)
+    _count_fields(members, IN_EVERY_PAIR, shared)
+    parts.json_bytes += shared.json_bytes * parts.texts
+    parts.json_growth += shared.json_growth * parts.texts
+    parts.text_bytes = text_bytes + parts.json_bytes
     return parts.texts, parts
 
 
@@ -429,6 +425,12 @@ def _text(value: msgspec.Raw, parts: PromptParts) -> str:
     if value != NULL:
         _count_json(value, parts)
     return ""
+
+
+def _count_fields(members: Members, names: tuple[str, ...], parts: PromptParts) -> None:
+    for name in names:
+        if given(members, name):
+            _count_json(members[name], parts)
 
 
 def _count_json(value: msgspec.Raw, parts: PromptParts) -> None:

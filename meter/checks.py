@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine_adapter import prompt_size
+from engine_adapter import exact_size
 from engine_adapter.errors import EngineBroke, EngineUnavailable
 from engine_adapter.http1 import Workers
 from meter.app import Sites, quota_store
@@ -298,7 +298,7 @@ def _tokenizers(config: Config) -> Iterator[tuple[str, str]]:
 
 def _tokenizer(model: str, spec: str) -> Result:
     try:
-        prompt_size.tokenizer(spec)
-    except prompt_size.TokenizerUnavailable as error:
+        exact_size.tokenizer(spec)
+    except exact_size.TokenizerUnavailable as error:
         return Result(f"tokenizer of {model}", False, f"models.{model}.tokenizer: {error}")
     return Result(f"tokenizer of {model}", True, spec)

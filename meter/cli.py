@@ -19,7 +19,7 @@ import uvloop
 from typer.core import TyperGroup
 
 from engine_adapter import simulator
-from engine_adapter.prompt_size import TokenizerUnavailable
+from engine_adapter.exact_size import TokenizerUnavailable
 from meter import app, checks, demo
 from meter.callers.errors import Conflict, Invalid
 from meter.config import Config, ConfigError, load

@@ -1,27 +1,33 @@
-"""Exact prompt sizes, asked for only where a decision hangs on them: by the engine's own /tokenize, or by tiktoken."""
+"""Exact prompt sizes, asked for only where a decision hangs on them: by the engine, or by a tokenizer that runs here."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
-from engine_adapter import prompt_size, request
+from engine_adapter import exact_size, request
 from engine_adapter.errors import EngineBroke, EngineUnavailable
 from engine_adapter.http1 import Workers
 from meter.gateway.fleet import Fleet, Model
 from meter.telemetry import log
 
-TOKENIZE_SECONDS = 5.0
+ENGINE_SECONDS = 5.0
 MAX_TOKENIZED_BYTES = 64 * 1024 * 1024
 """/tokenize lists every token id: some ten bytes each."""
+COUNT_SECONDS = 2.0
+"""What a tokenizer takes for some ten megabytes. Who waits longer, also for others' prompts, gets the bound."""
+THREADS = 2
 
 
 class ExactPrompts:
     """One per process. Where no exact size is to be had the answer is None, and the proven bound stands."""
 
-    def __init__(self, workers: Workers, tokenizers: Mapping[str, prompt_size.Tokenizer]) -> None:
+    def __init__(self, workers: Workers, tokenizers: Mapping[str, exact_size.Tokenizer]) -> None:
         self._workers = workers
         self._tokenizers = tokenizers
+        self._threads = ThreadPoolExecutor(THREADS, "tokenizer")
 
     async def count(self, model: Model, call: request.Call) -> int | None:
         if model.tokenizer == "bytes" or not call.prompt.text_bytes:
@@ -29,28 +35,41 @@ class ExactPrompts:
         if model.tokenizer == "engine":
             return await self._by_engine(model, call)
         tokenizer = self._tokenizers.get(model.tokenizer)
-        return None if tokenizer is None else await asyncio.to_thread(tokenizer.count, call.prompt)
+        return None if tokenizer is None else await self._here(tokenizer, model, call)
+
+    async def _here(self, tokenizer: exact_size.Tokenizer, model: Model, call: request.Call) -> int | None:
+        """In a thread, for a while; a count that nobody waits for any more ends after its next piece."""
+        given_up = threading.Event()
+        counting = self._threads.submit(tokenizer.count, call.prompt, given_up.is_set)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(counting), COUNT_SECONDS)
+        except TimeoutError:
+            log.warning("prompt not counted exactly", model=model.name, reason=f"it took {COUNT_SECONDS:g} s")
+            return None
+        finally:
+            given_up.set()
 
     async def _by_engine(self, model: Model, call: request.Call) -> int | None:
         target = model.primary[0]
         try:
+            path, body = exact_size.question(call, target.model)
             async with await self._workers.open(
                 target.backend.origin,
                 method=b"POST",
-                path="/tokenize",
+                path=path,
                 headers=target.backend.headers,
-                body=prompt_size.tokenize_body(call, target.model),
+                body=body,
                 connect_seconds=target.backend.terms.connect_seconds,
-                head_seconds=TOKENIZE_SECONDS,
+                head_seconds=ENGINE_SECONDS,
             ) as answer:
-                body = await answer.read_all(TOKENIZE_SECONDS, MAX_TOKENIZED_BYTES)
-                return prompt_size.tokenize_count(body) if answer.status == 200 else None
+                counted = await answer.read_all(ENGINE_SECONDS, MAX_TOKENIZED_BYTES)
+                return exact_size.answered(counted) if answer.status == 200 else None
         except (EngineUnavailable, EngineBroke, TimeoutError, ValueError) as error:
             log.warning("prompt not counted exactly", model=model.name, reason=str(error))
             return None
 
 
-def tokenizers_of(fleet: Fleet) -> dict[str, prompt_size.Tokenizer]:
-    """The tokenizers that models name and that run in this process. Raises prompt_size.TokenizerUnavailable."""
+def tokenizers_of(fleet: Fleet) -> dict[str, exact_size.Tokenizer]:
+    """The tokenizers that models name and that run in this process. Raises exact_size.TokenizerUnavailable."""
     named = {model.tokenizer for model in fleet.models.values()}
-    return {spec: prompt_size.tokenizer(spec) for spec in sorted(named - {"bytes", "engine"})}
+    return {spec: exact_size.tokenizer(spec) for spec in sorted(named - {"bytes", "engine"})}
