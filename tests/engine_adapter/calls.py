@@ -29,3 +29,9 @@ prompts = st.builds(
     st.lists(st.text(max_size=50), min_size=1, max_size=4),
     st.booleans(),
 )
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)

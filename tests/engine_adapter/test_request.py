@@ -1,4 +1,4 @@
-"""What is read from a body, what is refused, and what is sent on."""
+"""What is read from a body, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine_adapter.body import MOST_STRINGS
 from engine_adapter.prompts import MOST_OBJECTS
-from engine_adapter.request import BadRequest, Call, parse
+from engine_adapter.request import FLAGS, NUMBERS, BadRequest, Call, parse
 
 untimed = settings(deadline=None)
 """What a property takes depends on the machine: the run's own time limit is enough."""
@@ -191,151 +191,217 @@ def test_embeddings_take_messages_and_make_no_output() -> None:
     assert refusal("embeddings", b'{"model":"m1","input":"x","stream":true}').param == "stream"
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("use_beam_search", True),
-        ("use_beam_search", 1),
-        ("prompt_embeds", "AAAA"),
-        ("previous_response_id", "r"),
-        ("chat_template", "x"),
-    ],
-)
-def test_what_cannot_be_metered_is_refused(field: str, value: Any) -> None:
-    assert refusal("chat", json.dumps({**CHAT, field: value}).encode()).param == field
+REFUSED_ANYWHERE = [
+    ("use_beam_search", True),
+    ("use_beam_search", 1),
+    ("prompt_embeds", "AAAA"),
+    ("previous_response_id", "r"),
+    ("chat_template", "x"),
+    ("conversation", {"id": "c"}),
+    ("background", True),
+    ("mcp_servers", []),
+    ("web_search_options", {}),
+    ("mm_processor_kwargs", {"max_pixels": 10**9}),
+    ("media_io_kwargs", {"video": {"num_frames": 10**6}}),
+    ("kv_transfer_params", {"remote_host": "10.0.0.1"}),
+    ("ec_transfer_params", {}),
+    ("padding", "max_length"),
+    ("vllm_xargs", {"kv_transfer_params": "x"}),
+]
+BODIES: dict[Any, dict[str, Any]] = {
+    "chat": {"messages": MESSAGES},
+    "completions": {"prompt": "hi"},
+    "embeddings": {"input": "hi"},
+    "responses": {"input": "hi"},
+    "messages": {"messages": MESSAGES, "max_tokens": 16},
+    "rerank": {"query": "hi", "documents": ["a", "b"]},
+    "score": {"text_1": "hi", "text_2": ["a", "b"]},
+}
+
+
+def body(endpoint: Any, **members: Any) -> bytes:
+    return json.dumps({"model": "m1", **BODIES[endpoint], **members}).encode()
+
+
+@pytest.mark.parametrize(("field", "value"), REFUSED_ANYWHERE)
+@pytest.mark.parametrize("endpoint", BODIES)
+def test_what_cannot_be_metered_is_refused(endpoint: Any, field: str, value: Any) -> None:
+    assert refusal(endpoint, body(endpoint, **{field: value})).param == field
 
 
 @pytest.mark.parametrize("value", [False, None])
 def test_what_is_switched_off_is_not_refused(value: Any) -> None:
     assert sent(chat(use_beam_search=value, prompt_embeds=None))["use_beam_search"] is value
+    parse("responses", body("responses", background=value, conversation=None, padding=None, prompt=None))
 
 
-# ---- what is sent on -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("field", FLAGS)
+@pytest.mark.parametrize("value", ["yes", 1, 0, "true", [], 1.0])
+def test_what_vllm_would_coerce_to_a_flag_is_refused(field: str, value: Any) -> None:
+    for endpoint in BODIES:
+        assert refusal(endpoint, body(endpoint, **{field: value})).param == field
 
 
-def test_values_are_sent_on_byte_for_byte_in_their_order() -> None:
-    """T120."""
-    members = '"seed": 12345678901234567890,"temperature":1.0, "top_p":0.1,"x":1e2,"y":"\\u00e9\\/","z":"é","a" : { "b":[ 1 ] }'
-    body = parse("chat", raw_chat(members)).body(model="m2", output_limit=None, kind="vllm")
-    expected = (
-        '{"model":"m2","messages":[{"role":"user","content":"hi"}],"seed":12345678901234567890,"temperature":1.0,'
-    )
-    expected += '"top_p":0.1,"x":1e2,"y":"\\u00e9\\/","z":"é","a":{ "b":[ 1 ] }}'
-    assert body.decode() == expected
+@pytest.mark.parametrize("field", NUMBERS)
+@pytest.mark.parametrize("value", ["4", 4.0, True, [], -2, 2**53 + 1])
+def test_what_vllm_would_coerce_to_a_number_is_refused(field: str, value: Any) -> None:
+    for endpoint in BODIES:
+        assert refusal(endpoint, body(endpoint, **{field: value})).param == field
 
 
-def test_of_doubled_keys_the_last_wins_and_is_sent_once() -> None:
-    raw = b'{"model":"m0","max_tokens":1,"messages":[{}],"model":"m1","max_tokens":5,"x":1,"x":2}'
-    call = parse("chat", raw)
-    assert (call.model, call.asked_output) == ("m1", 5)
-    assert call.body(model="m1", output_limit=5, kind="vllm") == b'{"model":"m1","max_tokens":5,"messages":[{}],"x":2}'
+def test_the_least_of_each_number_is_taken() -> None:
+    for endpoint in BODIES:
+        parse(endpoint, body(endpoint, **NUMBERS))
+
+
+@pytest.mark.parametrize("salt", ["", 5, True, [], {}])
+def test_a_cache_salt_must_be_a_string(salt: Any) -> None:
+    assert refusal("chat", body("chat", cache_salt=salt)).param == "cache_salt"
+
+
+# ---- responses -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit", "asked"), [(None, None), (50, 50)])
+def test_a_response_has_one_limit_and_one_answer(limit: int | None, asked: int | None) -> None:
+    call = parse("responses", body("responses", max_output_tokens=limit, max_tokens=9, n=3, stream=True))
+    assert (call.asked_output, call.choices, call.prompts, call.stream, call.generates) == (asked, 1, 1, True, True)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.0", '"16"', "true", "[]", "9007199254740993"])
+def test_a_responses_limit_must_be_a_whole_number(value: str) -> None:
+    raw = b'{"model":"m1","input":"x","max_output_tokens":%s}' % value.encode()
+    assert refusal("responses", raw).param == "max_output_tokens"
+
+
+@pytest.mark.parametrize("value", [None, 5, True, {}, [], ["hi"], [1], [MESSAGES[0], None]])
+def test_a_response_needs_an_input(value: Any) -> None:
+    assert refusal("responses", body("responses", input=value)).param == "input"
+
+
+def test_the_instructions_of_a_response_are_text() -> None:
+    assert refusal("responses", body("responses", instructions=["x"])).param == "instructions"
+
+
+def test_a_stored_prompt_is_refused() -> None:
+    assert refusal("responses", body("responses", prompt={"id": "pmpt_1"})).param == "prompt"
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "limits", "expected"),
-    [
-        ("chat", {}, {"max_tokens": 7}),
-        ("chat", {"max_tokens": None}, {"max_tokens": 7}),
-        ("chat", {"max_tokens": 100}, {"max_tokens": 7}),
-        ("chat", {"max_completion_tokens": 100}, {"max_completion_tokens": 7}),
-        ("chat", {"max_tokens": 3, "max_completion_tokens": 100}, {"max_tokens": 7, "max_completion_tokens": 7}),
-        ("completions", {}, {"max_tokens": 7}),
-        ("completions", {"max_completion_tokens": 100}, {"max_completion_tokens": 7, "max_tokens": 7}),
-    ],
+    "kind", ["mcp", "web_search", "web_search_preview", "code_interpreter", "container", "file_search", "computer"]
 )
-def test_the_output_limit_is_in_every_limit_that_was_sent(endpoint: Any, limits: Any, expected: Any) -> None:
-    body = {"model": "m1", "messages": MESSAGES, "prompt": "x", **limits}
-    out = sent(parse(endpoint, json.dumps(body).encode()), output_limit=7)
-    assert out == {"model": "m1", "messages": MESSAGES, "prompt": "x", **expected}
+def test_tools_that_the_engine_would_run_are_refused(kind: str) -> None:
+    tools = [{"type": "function", "name": "f"}, {"type": kind}]
+    assert refusal("responses", body("responses", tools=tools)).param == "tools"
+    assert refusal("messages", body("messages", tools=tools)).param == "tools"
 
 
-RUNNING = {"include_usage": True, "continuous_usage_stats": True}
+def test_tools_that_the_caller_runs_are_taken() -> None:
+    tools = [{"type": kind, "name": "f"} for kind in ("function", "custom", "namespace")]
+    assert parse("responses", body("responses", tools=tools)).prompt.tools == 3
+    named = [{"name": "f", "input_schema": {}}, {"type": "custom", "name": "g"}, {"type": None, "name": "h"}]
+    assert parse("messages", body("messages", tools=named)).prompt.tools == 3
+    assert parse("chat", body("chat", tools=[{"type": "web_search"}])).prompt.tools == 1
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "expected"),
+    "item", [{"type": "item_reference", "id": "rs_1"}, {"type": "image_generation_call", "result": "AAAA"}]
+)
+def test_what_only_the_engine_has_is_refused(item: Any) -> None:
+    assert refusal("responses", body("responses", input=[item])).param == "input"
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [None, 0, -1, "4", 1.5, True])
+def test_messages_need_a_limit(limit: Any) -> None:
+    assert refusal("messages", body("messages", max_tokens=limit)).param == "max_tokens"
+
+
+def test_messages_make_one_answer_of_at_most_their_limit() -> None:
+    call = parse("messages", body("messages", max_tokens=40, max_completion_tokens=90, n=3))
+    assert (call.asked_output, call.choices, call.generates) == (40, 1, True)
+
+
+@pytest.mark.parametrize("thinking", [5, "enabled", [], {"budget_tokens": "2048"}, {"budget_tokens": True}])
+def test_a_thinking_budget_is_a_whole_number(thinking: Any) -> None:
+    refused = refusal("messages", body("messages", thinking=thinking))
+    assert refused.param in ("thinking", "thinking.budget_tokens")
+
+
+@pytest.mark.parametrize("role", ["assistant", "system", None])
+def test_a_tool_result_is_the_users(role: Any) -> None:
+    """vLLM writes one in another's message out as text, base64 and all."""
+    content = [
+        {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image", "source": {"data": "A" * 99}}]}
+    ]
+    message = {"role": role, "content": content}
+    assert refusal("messages", body("messages", messages=[message])).param == "messages"
+    parse("messages", body("messages", messages=[{**message, "role": "user"}]))
+
+
+# ---- rerank and score ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "members", "pairs"),
     [
-        (None, "vllm", RUNNING),
-        ({}, "vllm", RUNNING),
-        (
-            {"include_usage": None, "x_extra": 1},
-            "vllm",
-            {"include_usage": True, "x_extra": 1, "continuous_usage_stats": True},
-        ),
-        ({"include_usage": False}, "openai", {"include_usage": True}),
-        ({"continuous_usage_stats": False}, "openai", {"continuous_usage_stats": False, "include_usage": True}),
+        ("rerank", {"query": "q", "documents": ["a", "b", "c"]}, 3),
+        ("rerank", {"query": "q", "documents": "a"}, 1),
+        ("rerank", {"query": {"content": [{"type": "text", "text": "q"}]}, "documents": [{"text": "a"}, "b"]}, 2),
+        ("score", {"text_1": "q", "text_2": "a"}, 1),
+        ("score", {"text_1": ["q"], "text_2": ["a", "b"]}, 2),
+        ("score", {"queries": ["q", "r"], "documents": ["a", "b"]}, 2),
+        ("score", {"queries": "q", "items": ["a", "b"]}, 2),
+        ("score", {"data_1": "q", "data_2": ["a"]}, 1),
     ],
 )
-def test_a_stream_is_always_asked_for_usage(options: Any, kind: Any, expected: Any) -> None:
-    """T001, T002."""
-    assert sent(chat(stream=True, stream_options=options), kind=kind)["stream_options"] == expected
-    assert sent(chat(stream=True), kind=kind)["stream_options"]["include_usage"] is True
+def test_each_pair_is_a_prompt_and_nothing_is_generated(endpoint: Any, members: Any, pairs: int) -> None:
+    call = parse(endpoint, json.dumps({"model": "m1", "max_tokens": 9, "n": 3, **members}).encode())
+    assert (call.prompts, call.choices, call.asked_output, call.generates) == (pairs, 1, None, False)
 
 
-def test_stream_options_that_ask_already_are_left_as_they_are() -> None:
-    options = b'{ "include_usage" : true,"x": 1e0, "continuous_usage_stats":true }'
-    body = parse("chat", raw_chat('"stream":true,"stream_options":' + options.decode())).body(
-        model="m1", output_limit=None, kind="vllm"
-    )
-    assert options in body
-
-
-def test_a_plain_call_keeps_its_stream_options() -> None:
-    assert sent(chat(stream_options={"include_usage": False}))["stream_options"] == {"include_usage": False}
-    assert "stream_options" not in sent(chat(stream=None))
-
-
-def test_fields_that_reach_past_the_own_request_are_dropped() -> None:
-    call = chat(priority=-5, request_id="r", cache_salt="s")
-    assert sent(call) == {**CHAT, "cache_salt": "s"}
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=10,
+@pytest.mark.parametrize(
+    ("endpoint", "members", "field"),
+    [
+        ("rerank", {"documents": ["a"]}, "query"),
+        ("rerank", {"query": "q"}, "documents"),
+        ("rerank", {"query": "q", "documents": []}, "documents"),
+        ("rerank", {"query": "q", "documents": [5]}, "documents"),
+        ("rerank", {"query": ["q", "r"], "documents": ["a", "b", "c"]}, "query"),
+        ("rerank", {"query": 5, "documents": ["a"]}, "query"),
+        ("rerank", {"query": "q", "documents": ["a"], "stream": True}, "stream"),
+        ("score", {"text_1": "q"}, "text_1"),
+        ("score", {"text_1": [], "text_2": ["a"]}, "text_1"),
+        ("score", {"text_1": ["q", "r"], "text_2": ["a", "b", "c"]}, "text_1"),
+        ("score", {"text_1": "q", "text_2": "a", "queries": "long " * 99, "documents": "a"}, "text_1"),
+        ("score", {"queries": "q", "documents": "a", "items": "b"}, "text_1"),
+        ("score", {"text_1": "q", "documents": "a"}, "text_1"),
+    ],
 )
-unread = st.dictionaries(st.text(min_size=1, max_size=8).map(lambda name: "x_" + name), json_values, max_size=6)
+def test_other_pairs_are_refused(endpoint: Any, members: Any, field: str) -> None:
+    assert refusal(endpoint, json.dumps({"model": "m1", **members}).encode()).param == field
 
 
-@untimed
-@given(unread, st.booleans(), st.sampled_from([None, 1, 7]), st.sampled_from(["vllm", "openai"]), st.booleans())
-def test_the_body_is_the_callers_but_for_the_documented_fields(
-    members: dict[str, Any], stream: bool, limit: int | None, kind: Any, ascii_only: bool
-) -> None:
-    body = {"x_first": 1, **CHAT, **members, "stream": stream}
-    out = sent(
-        parse("chat", json.dumps(body, ensure_ascii=ascii_only).encode()), output_limit=limit, kind=kind, model="other"
-    )
-    asked = {"include_usage": True} | ({"continuous_usage_stats": True} if kind == "vllm" else {})
-    expected = {**body, "model": "other", "max_tokens": limit or 16} | ({"stream_options": asked} if stream else {})
-    assert out == expected
-    assert list(out) == list(expected)
-
-
-@untimed
-@given(st.binary(max_size=200) | json_values.map(lambda value: json.dumps(value).encode()))
-def test_no_bytes_do_worse_than_a_refusal(raw: bytes) -> None:
-    for endpoint in ("chat", "completions", "embeddings"):
-        with pytest.raises(BadRequest):
-            parse(endpoint, raw)
-
-
-@untimed
-@given(
-    st.dictionaries(
-        st.sampled_from(["model", "messages", "prompt", "input", "stream", "stream_options", "n", "max_tokens"]),
-        json_values,
-    )
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "file", "file": {"file_id": "f"}},
+        {"type": "input_file", "file_data": "AAAA"},
+        {"type": "document", "source": {"type": "base64", "data": "AAAA"}},
+        {"type": "prompt_embeds", "data": "AAAA"},
+        {"type": "text", "text": "a", "prompt_embeds": "AAAA"},
+        {"image_embeds": "AAAA"},
+        {"type": "image_url", "uuid": "another's"},
+    ],
 )
-def test_no_values_do_worse_than_a_refusal(body: dict[str, Any]) -> None:
-    for endpoint in ("chat", "completions", "embeddings"):
-        try:
-            call = parse(endpoint, json.dumps(body).encode())
-        except BadRequest as refused:
-            assert refused.message.endswith(".")
-        else:
-            assert call.model == body["model"]
+@pytest.mark.parametrize(
+    ("endpoint", "name"), [("chat", "messages"), ("messages", "messages"), ("responses", "input"), ("embeddings", "messages")]
+)  # fmt: skip
+def test_parts_whose_size_nobody_knows_are_refused(endpoint: Any, name: str, part: Any) -> None:
+    members = {"model": "m1", "max_tokens": 9, name: [{"role": "user", "content": [part]}]}
+    assert refusal(endpoint, json.dumps(members).encode()).param == name
 
 
 # ---- bodies of very many values --------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
+from engine_adapter import request
+from engine_adapter.prompts import IN_EVERY_PAIR, JSON_FIELDS
 from engine_adapter.request import ENDPOINTS
 from meter.admin.asked import Page
 from meter.admin.audit import AuditQuery
@@ -179,6 +181,20 @@ def test_callers_names_every_error_and_no_other() -> None:
     named = [tuple(cell.strip("`") for cell in row[:3]) for row in rows(section(CALLERS, "Errors"))]
     assert set(named) == made
     assert len(named) == len(made)
+
+
+def test_callers_says_what_becomes_of_every_field_that_is_looked_at() -> None:
+    policies = {tuple(re.findall(r"`(\w+)`", names)): policy for names, policy in rows(section(CALLERS, "Fields"))}
+    left_out, refused = (
+        {name for names, policy in policies.items() if policy.startswith(word) for name in names}
+        for word in ("left out", "refused")
+    )
+    limits = {name for names in request.LIMITS.values() for name in names}
+    named = {name for names in policies for name in names}
+    assert left_out == set(request.DROPPED)
+    assert refused == {*request.REFUSED, "padding"}
+    assert named >= limits | {*request.FLAGS, *request.NUMBERS, *JSON_FIELDS, *IN_EVERY_PAIR}
+    assert sum(map(len, policies)) == len(named)
 
 
 def test_callers_names_every_endpoint_that_is_served_and_no_other() -> None:
