@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import HttpVersion11, web
 
-from engine_adapter import vllm
+from engine_adapter import events, vllm
 from engine_adapter.answers import NotAnAnswer, read_answer
 from engine_adapter.errors import EngineBroke, EngineUnavailable
 from engine_adapter.events import Scanner
@@ -259,10 +259,11 @@ class _Stream:
         self._target = target
         self._answer = answer
         self._timer = exchange.gateway.timer
-        self._scanner = Scanner(
+        self._scanner = events.scanner(
             call.endpoint,
             wants_usage=call.wants_usage,
             wants_live_usage=call.wants_live_usage,
+            wants_token_ids=call.wants_token_ids,
             choices=admission.size.choices,
             prompt_estimate=admission.size.prompt_estimate,
             rename=_rename(exchange, target),

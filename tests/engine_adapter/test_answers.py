@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_adapter.answers import LARGE, MOST_VALUES, NotAnAnswer, read_answer, without_usage
+from engine_adapter.answers import NotAnAnswer, read_answer
+from engine_adapter.choices import LARGE
+from engine_adapter.estimate import MOST_VALUES
+from engine_adapter.splice import without_usage
 from engine_adapter.usage import Usage
 
 untimed = settings(deadline=None)
@@ -104,7 +107,7 @@ def test_a_hundred_words_are_about_as_many_tokens() -> None:
         {"content": "x" * 20, "reasoning": "y" * 20, "reasoning_content": "y" * 20},
         {"content": None, "refusal": "x" * 40},
         {"content": [{"type": "text", "text": "x" * 40}]},
-        {"content": "", "tool_calls": [{"function": {"name": "get_weather", "arguments": {"zone": "x" * 29}}}]},
+        {"content": "", "tool_calls": [{"function": {"name": "get_weather", "arguments": {"zone": "x" * 18}}}]},
         {"content": "é" * 20},
     ],
 )

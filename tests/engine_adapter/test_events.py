@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_adapter import events as event_streams
 from engine_adapter.errors import EngineBroke
 from engine_adapter.events import LARGEST_EVENT, Scanner
 from engine_adapter.usage import Usage
@@ -48,8 +49,9 @@ def use(prompt: Any, completion: Any) -> bytes:
 
 
 def scanner(endpoint: Any = "chat", **changed: Any) -> Scanner:
-    settings = {"wants_usage": False, "wants_live_usage": False, "choices": 1, "prompt_estimate": 11, "rename": None}
-    return Scanner(endpoint, **{**settings, **changed})
+    unasked = {"wants_usage": False, "wants_live_usage": False, "wants_token_ids": False}
+    settings = {**unasked, "choices": 1, "prompt_estimate": 11, "rename": None}
+    return event_streams.scanner(endpoint, **{**settings, **changed})
 
 
 def run(stream: bytes, **changed: Any) -> tuple[bytes, Scanner]:
@@ -172,8 +174,8 @@ def test_tool_calls_are_weighed() -> None:
         ({"content": "北京 😀 é"}, 4),
         ({"content": [{"type": "text", "text": "abcdefgh"}]}, 2),
         ({"content": "what does <|endoftext|> mean?"}, 8),
-        ({"tool_calls": [{"id": "c", "custom": {"input": "abcdefgh"}}]}, 0),
-        ({"tool_calls": [{"id": "c", "function": {"arguments": {"a": "abcdefgh"}}}]}, 2),
+        ({"tool_calls": [{"id": "c", "custom": {"input": "abcdefgh"}}]}, 2),
+        ({"tool_calls": [{"id": "c", "function": {"arguments": {"a": "abcdefgh"}}}]}, 4),
     ],
 )
 def test_without_figures_pieces_are_counted_and_text_is_weighed(delta: Any, completion: int) -> None:

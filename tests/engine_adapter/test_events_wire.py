@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine_adapter import events
 from engine_adapter.events import Scanner
 from engine_adapter.usage import Usage
 
@@ -35,8 +36,9 @@ def stream_of(name: str) -> bytes:
 
 def scanner(name: str, **changed: Any) -> Scanner:
     endpoint: Any = name.partition("_")[0]
-    settings = {"wants_usage": False, "wants_live_usage": False, "choices": 1, "prompt_estimate": 11, "rename": None}
-    return Scanner(endpoint, **{**settings, **ANSWERS[name][0], **changed})
+    unasked = {"wants_usage": False, "wants_live_usage": False, "wants_token_ids": False}
+    settings = {**unasked, "choices": 1, "prompt_estimate": 11, "rename": None}
+    return events.scanner(endpoint, **{**settings, **ANSWERS[name][0], **changed})
 
 
 def values(stream: bytes) -> list[Any]:
