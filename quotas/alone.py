@@ -12,13 +12,13 @@ from math import ceil
 
 from quotas.memory import MemoryStore
 from quotas.policy import UNLIMITED, Limit, Policy
-from quotas.store import Account, Ask, Progress, ScopeKind, Unseeded, Verdict, Window
+from quotas.store import Account, Ask, Progress, Scope, ScopeKind, Unseeded, Verdict, Window
 
-ACCOUNTS_SEEN = 10_000
-"""Of so many accounts, those last heard of, the windows are remembered."""
+SCOPES_SEEN = 10_000
+"""Of so many keys and teams, those last heard of, the windows are remembered."""
 
-_Owner = tuple[str, str]
-"""Whose windows were seen: an account, whatever its policies."""
+_Owner = tuple[str, ScopeKind, str]
+"""Whose windows were seen: a slot, and a key or team there, whatever its policies."""
 
 
 class Alone:
@@ -29,15 +29,22 @@ class Alone:
         self._lease_seconds = lease_seconds
         self._share = share
         self._seen: dict[_Owner, tuple[float, Sequence[Window]]] = {}
-        self._resumed: set[tuple[str, ScopeKind, str]] = set()  # a team's windows are resumed once for all its keys
+        self._resumed: set[_Owner] = set()  # a team's windows are resumed once for all its keys
+        self._asked: dict[str, dict[str, Account]] = {}  # slot -> key -> who spends from here
         self._books = MemoryStore(clock, lease_seconds)
+
+    def asked(self, slot: str | None = None) -> list[Account]:
+        """Who was decided here since the store answered last."""
+        slots = self._asked.values() if slot is None else [self._asked.get(slot, {})]
+        return [account for accounts in slots for account in accounts.values()]
 
     def saw(self, account: Account, shown: Sequence[Window]) -> None:
         """Remembers an account's windows as the store showed them."""
-        owner = _owner(account)
-        self._seen.pop(owner, None)  # so that the last heard of stands last
-        self._seen[owner] = (self._clock(), shown)
-        if len(self._seen) > ACCOUNTS_SEEN:
+        for scope in account.scopes:
+            owner = _owner(account, scope)
+            self._seen.pop(owner, None)  # so that the last heard of stands last
+            self._seen[owner] = (self._clock(), shown)
+        while len(self._seen) > SCOPES_SEEN:
             del self._seen[next(iter(self._seen))]
 
     async def admit(self, account: Account, ask: Ask) -> Verdict:
@@ -63,12 +70,14 @@ class Alone:
     async def forget(self, slot: str) -> None:
         """The store answers for this slot again."""
         await self._books.forget(slot)
+        self._asked.pop(slot, None)
         self._resumed = {resumed for resumed in self._resumed if resumed[0] != slot}
 
     def forget_all(self) -> None:
         """The store answers again."""
         self._books = MemoryStore(self._clock, self._lease_seconds)
         self._resumed.clear()
+        self._asked.clear()
 
     def _stand_in(self, account: Account) -> Account:
         """The account with the limits that hold here."""
@@ -78,31 +87,29 @@ class Alone:
 
     def _resume(self, account: Account) -> Account:
         stand_in = self._stand_in(account)
-        fresh = {scope.kind for scope in account.scopes} - self._resumed_kinds(account)
+        fresh = [scope for scope in account.scopes if _owner(account, scope) not in self._resumed]
         if fresh:
-            self._resumed |= {(account.slot, scope.kind, scope.name) for scope in account.scopes}
+            self._asked.setdefault(account.slot, {})[account.scopes[0].name] = account
+            self._resumed |= {_owner(account, scope) for scope in fresh}
             share = self._share()
-            windows = [] if share is None else self._lasting(account, fresh)
+            windows = [] if share is None else [window for scope in fresh for window in self._lasting(account, scope)]
             self._books.resume(stand_in, (_scaled(window, share or 0.0) for window in windows))
         return stand_in
 
-    def _resumed_kinds(self, account: Account) -> set[ScopeKind]:
-        return {scope.kind for scope in account.scopes if (account.slot, scope.kind, scope.name) in self._resumed}
-
-    def _lasting(self, account: Account, kinds: set[ScopeKind]) -> list[Window]:
-        """What was seen and has not slid out meanwhile."""
-        moment, shown = self._seen.get(_owner(account), (0.0, ()))
+    def _lasting(self, account: Account, scope: Scope) -> list[Window]:
+        """What was seen of a scope, last by any of its keys, and has not slid out meanwhile."""
+        moment, shown = self._seen.get(_owner(account, scope), (0.0, ()))
         age = self._clock() - moment
         return [
             window
             for window in shown
-            if window.scope in kinds
+            if window.scope == scope.kind
             and (window.name == "burst" or max(window.reset_seconds, self._lease_seconds) > age)
         ]
 
 
-def _owner(account: Account) -> _Owner:
-    return account.slot, account.scopes[0].name
+def _owner(account: Account, scope: Scope) -> _Owner:
+    return account.slot, scope.kind, scope.name
 
 
 def _share_of(policy: Policy, share: float | None) -> Policy:

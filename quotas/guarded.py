@@ -614,6 +614,8 @@ class GuardedStore:
                 self._heard(await self._inner.ping(), asked)
                 told = await self._tell(everything=not (self.up and looked_after))
                 looked_after = True
+                if not self._untold():
+                    await _together(self._look_at(account) for account in self._alone.asked())
                 self._came_back()
                 if not self._untold():
                     return self._forget_outage()
@@ -634,7 +636,14 @@ class GuardedStore:
         for known in self._leases.values():
             known.local_base = None
 
+    async def _look_at(self, account: Account) -> None:
+        """A share is spent once: if the store is lost again before it was asked again, it is a share of what is left now."""
+        view = await self._inner.peek(account)
+        if view.seeded:
+            self._alone.saw(account, view.windows)
+
     async def _forget_alone(self, slot: str) -> None:
+        await _together(self._look_at(account) for account in self._alone.asked(slot))
         await self._alone.forget(slot)
         for known in self._leases.values():
             if known.account.slot == slot:

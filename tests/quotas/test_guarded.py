@@ -73,6 +73,16 @@ async def shows(store: GuardedStore, who: Account, name: str, used: int, held: i
     return [(window.used, window.held) for window in windows if window.name == name] == [(used, held)]
 
 
+async def is_told(store: GuardedStore, server: RedisServer, clock: Clock, who: Account, used: int) -> bool:
+    """The outage is over and told, seen without asking the guard about the key."""
+    other = RedisStore(server.url, timeout=5, clock=clock)
+    try:
+        told = any(window.name == "hour" and window.used == used for window in (await other.peek(who)).windows)
+    finally:
+        await other.close()
+    return told and store.up
+
+
 async def lose(store: GuardedStore) -> None:
     """Calls that fail, until the store counts as away."""
 
@@ -170,6 +180,41 @@ async def test_local_spends_its_share_of_what_was_left_and_books_it_afterwards(
             await store.settle(who, f"l{n}", 90)
         broken_server.resume()
         await eventually(lambda: shows(store, who, "hour", 670, 0))
+
+
+async def test_outage_after_outage_the_share_is_of_what_the_last_one_left(
+    guard: Callable[..., Any], broken_server: RedisServer, clock: Clock
+) -> None:
+    async with guard("local", local_share=0.5) as store:
+        who, used = account(), 0
+        assert (await store.admit(who, ask("before", 100))).admitted
+        await store.settle(who, "before", 0)
+        assert await shows(store, who, "hour", 0, 0)
+        for outage, share in enumerate((500, 250, 125)):
+            broken_server.pause()
+            await lose(store)
+            assert (await store.admit(who, ask(f"share{outage}", share))).admitted
+            assert (await store.admit(who, ask(f"more{outage}", 1))).kind == "cap"
+            await store.settle(who, f"share{outage}", share)
+            broken_server.resume()
+            used += share
+            await eventually(lambda used=used: is_told(store, broken_server, clock, who, used))  # type: ignore[misc]
+
+
+async def test_a_team_s_share_is_of_what_any_of_its_keys_saw_last(
+    guard: Callable[..., Any], broken_server: RedisServer
+) -> None:
+    team = Scope("team", "search", CAPPED)
+    first, second = (Account("team:search", (Scope("key", name, Policy()), team)) for name in ("a", "b"))
+    async with guard("local", local_share=0.5) as store:
+        for who, tokens in ((first, 10), (second, 790)):
+            assert (await store.admit(who, ask(f"by {who.scopes[0].name}", tokens))).admitted
+            await store.settle(who, f"by {who.scopes[0].name}", tokens)
+        broken_server.pause()
+        await lose(store)
+        assert (await store.admit(first, ask("its share", 100))).admitted
+        assert (await store.admit(first, ask("more", 1))).kind == "cap"
+        broken_server.resume()
 
 
 async def test_local_share_auto_is_one_of_the_sidecars_last_seen(broken_server: RedisServer, clock: Clock) -> None:
