@@ -44,6 +44,10 @@ class Visit:
     sent_after: float | None = None
     """Seconds that passed here before the engine was asked."""
 
+    @property
+    def dialect(self) -> replies.Dialect:
+        return replies.dialect_of(self.path)
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

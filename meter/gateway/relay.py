@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 from aiohttp import HttpVersion11, web
 
 from engine_adapter import events, vllm
@@ -168,24 +167,10 @@ async def _said(answer: Answer, seconds: float) -> EngineUnavailable | EngineRef
     kept = [
         (name.decode(), value.decode("latin-1")) for name, value in answer.headers if name.startswith(b"retry-after")
     ]
-    reply = Reply(
-        answer.status, said.type, said.code, said.message, said.param, kept, body if _is_error(body) else None
-    )
+    reply = Reply(answer.status, said.type, said.code, said.message, said.param, kept, as_it_came=body)
     if answer.status == 429 or answer.status >= 500:
         return EngineSaid(reply)
     return EngineRefused(reply)
-
-
-class _ErrorBody(msgspec.Struct):
-    error: dict[str, object]
-
-
-def _is_error(body: bytes) -> bool:
-    """Whether a body has OpenAI's shape already, so that it may go on as it came."""
-    try:
-        return bool(msgspec.json.decode(body, type=_ErrorBody).error)
-    except (msgspec.DecodeError, RecursionError):
-        return False
 
 
 # ---- plain answers ---------------------------------------------------------------------------------------------------
@@ -205,7 +190,7 @@ async def _plain(exchange: Exchange, target: Target, answer: Answer, sent: float
         raise EngineUnavailable("The worker fell silent within its answer.", phase="head", status=504) from None
     except (EngineBroke, NotAnAnswer) as broken:
         raise EngineUnavailable(str(broken), phase="head") from None
-    if answered.usage.source != "engine" and _is_error(body):
+    if answered.usage.source != "engine" and replies.is_error(body):
         said = vllm.error_of(502, body)
         raise EngineSaid(Reply(502, said.type, said.code, said.message, said.param, as_it_came=body))
     if answered.finish_reason == "abort":  # vLLM's word for a request it gave up, for example when it is stopped
@@ -434,7 +419,7 @@ class _Stream:
         exchange = self._exchange
         exchange.finish_reason = self._scanner.finish_reason
         exchange.book(ending, self._scanner.usage(), status=200, reason=reason)
-        await self._send(response, said.event)
+        await self._send(response, said.event(exchange.admission.wanted.visit.dialect))
         await self._close(response)
 
 

@@ -1,10 +1,12 @@
-"""Verdicts and errors into HTTP: OpenAI's error body, the rate-limit headers, the words. Pure: status, headers, bytes."""
+"""Verdicts and errors into HTTP: the error body of each dialect, the rate-limit headers, the words. Pure: status, headers,
+bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Literal
 
 import msgspec
 
@@ -19,9 +21,31 @@ RETRY_WORTH_WAITING = 60.0
 RULE_WINDOWS = {"rate": "minute", "cap": "hour"}
 
 
+Dialect = Literal["openai", "responses", "anthropic"]
+"""Whose words an answer is in. Responses are OpenAI's, but have events of their own in a stream."""
+
+_ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""By status (https://docs.claude.com/en/api/errors); every other 4xx is an invalid_request_error, every other 5xx an
+api_error."""
+
+
+def dialect_of(path: str) -> Dialect:
+    if path == _ANTHROPIC_PATH or path.startswith(_ANTHROPIC_PATH + "/"):
+        return "anthropic"
+    return "responses" if path == "/v1/responses" else "openai"
+
+
 @dataclass(eq=False)
 class Reply(Exception):
-    """A whole answer of our own. Raised where the story of a request ends early."""
+    """A whole answer of our own. Raised where the story of a request ends early. `type` and `code` are OpenAI's words."""
 
     status: int
     type: str
@@ -30,21 +54,56 @@ class Reply(Exception):
     param: str | None = None
     headers: Headers = field(default_factory=list)
     as_it_came: bytes | None = None
-    """A worker's own body of this shape."""
+    """A worker's own body; it is passed on where it has the dialect's shape."""
 
-    @property
-    def body(self) -> bytes:
-        """`{"error": {"message", "type", "param", "code"}}`
-        (https://platform.openai.com/docs/guides/error-codes)."""
-        if self.as_it_came is not None:
+    def body(self, dialect: Dialect) -> bytes:
+        """`{"error": {"message", "type", "param", "code"}}` (https://platform.openai.com/docs/guides/error-codes), or
+        Anthropic's `{"type": "error", "error": {"type", "message"}}`."""
+        if self.as_it_came is not None and _has_shape(self.as_it_came, dialect):
             return self.as_it_came
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        if dialect == "anthropic":
+            return msgspec.json.encode({"type": "error", "error": {"type": self._anthropic, "message": self.message}})
+        return msgspec.json.encode({"error": self._openai})
+
+    def event(self, dialect: Dialect, sequence: int = 0) -> bytes:
+        """The same as the last event of a stream that broke after its head. `sequence`: the number that a stream of
+        responses has come to (https://platform.openai.com/docs/api-reference/responses-streaming/error)."""
+        match dialect:
+            case "openai":
+                return b"data: %b\n\n" % self.body(dialect)
+            case "anthropic":
+                return b"event: error\ndata: %b\n\n" % self.body(dialect)
+            case "responses":
+                said = {"type": "error", "code": self.code, "message": self.message, "param": self.param}
+                # the official client looks for `error`, others read the event's own members
+                event = said | {"sequence_number": sequence, "error": self._openai}
+                return b"event: error\ndata: %b\n\n" % msgspec.json.encode(event)
 
     @property
-    def event(self) -> bytes:
-        """The same as the last event of a stream that broke after its head."""
-        return b"data: " + self.body + b"\n\n"
+    def _openai(self) -> dict[str, str | None]:
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+
+    @property
+    def _anthropic(self) -> str:
+        return _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+
+
+class _ErrorBody(msgspec.Struct):
+    error: dict[str, object]
+    type: str | None = None
+
+
+def is_error(body: bytes) -> bool:
+    """Whether a worker's answer says that it is an error, in either shape."""
+    return _has_shape(body, "openai") or _has_shape(body, "anthropic")
+
+
+def _has_shape(body: bytes, dialect: Dialect) -> bool:
+    try:
+        said = msgspec.json.decode(body, type=_ErrorBody)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return bool(said.error) and (said.type == "error") is (dialect == "anthropic")
 
 
 def bad_request(message: str, param: str | None = None, *, status: int = 400, code: str | None = None) -> Reply:

@@ -192,7 +192,7 @@ class TrafficSite:
         return _json(visit, _quota_of(view, caller.key_id))
 
     def _respond(self, visit: Visit, reply: Reply) -> web.Response:
-        response = web.Response(status=reply.status, body=reply.body, content_type="application/json")
+        response = web.Response(status=reply.status, body=reply.body(visit.dialect), content_type="application/json")
         for name, value in (*visit.headers, *reply.headers):
             response.headers[name] = value
         if ("connection", "close") in reply.headers:
