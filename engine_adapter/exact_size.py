@@ -166,11 +166,13 @@ def question(call: Call, model: str) -> tuple[str, bytes]:
     pictures and sounds), members that the template gets and the question has no room for.
     """
     parts = call.prompt
-    if call.prompts != 1 or parts.token_ids or not parts.only_text or call.endpoint in ("rerank", "score"):
+    if call.prompts != 1 or parts.token_ids or parts.media or call.endpoint in ("rerank", "score"):
         raise ValueError("the engine counts one prompt of text at a time")
     named: dict[str, msgspec.Raw | bytes] = {"model": msgspec.json.encode(model)}
     if call.endpoint == "messages":
         return COUNT_TOKENS, write_object(named | _kept(call.members, _COUNTED_MESSAGES))
+    if not parts.only_text:
+        raise ValueError("the engine counts one prompt of text at a time")
     if unseen := sorted(name for name in _UNSEEN if given(call.members, name)):
         raise ValueError(f"the engine's /tokenize does not count {', '.join(unseen)}")
     return TOKENIZE, write_object(named | _asked(call) | _kept(call.members, _TOKENIZED))

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from engine_adapter import json_size
-from engine_adapter.body import NULL, BadRequest, Members, first, given
+from engine_adapter.body import NULL, BadRequest, Members, first, given, write_object
 
 MOST_OBJECTS: Final = 50_000
 """Messages, and parts of them: each is an object in this process, see `body.MOST_STRINGS`."""
@@ -114,6 +114,11 @@ class PromptParts(msgspec.Struct):
     walker: Walker | None = None
     source: Members = {}
 
+    @property
+    def media(self) -> int:
+        """Pictures, sounds and films."""
+        return self.images + self.audios + self.videos
+
     def read(self) -> Iterator[tuple[str, int]]:
         """The texts again, each with the number of times it is there, for a tokenizer; not what is JSON."""
         return self.walker(self.source, PromptParts()) if self.walker else iter(())
@@ -188,7 +193,7 @@ def _chat(members: Members, parts: PromptParts) -> Iterator[tuple[str, int]]:
 def _messages(members: Members, parts: PromptParts) -> Iterator[tuple[str, int]]:
     if given(members, "system"):
         parts.messages += 1
-        yield from _texts_of({"content": members["system"]}, ("content",), "system", parts)
+        yield from _texts_of({"role": _SYSTEM, "content": members["system"]}, ("content",), "system", parts)
     for message in _objects(members, "messages", parts):
         before = parts.messages
         yield from _texts_of(message, ("content",), "messages", parts)
@@ -198,10 +203,11 @@ def _messages(members: Members, parts: PromptParts) -> Iterator[tuple[str, int]]
 
 
 def _responses(members: Members, parts: PromptParts) -> Iterator[tuple[str, int]]:
-    for name in ("instructions", "input"):
+    for name, role in (("instructions", "system"), ("input", "user")):
         value = members.get(name, NULL)
         if first(value) == b'"':
             parts.messages += 1
+            yield role, 1
             yield _READ_STRING.decode(value), 1
         elif name == "input":
             for item in _objects(members, name, parts):
@@ -215,8 +221,7 @@ def _texts_of_item(item: Members, parts: PromptParts) -> Iterator[tuple[str, int
     _refuse_unsized(kind, item, "input")
     if kind.endswith("_call"):
         # its arguments are JSON in a string, which the engine reads and a template writes anew
-        for value in item.values():
-            _count_json(value, parts)
+        _count_json(msgspec.Raw(write_object(item)), parts)
     else:
         yield from _texts_of(item, ("content", "output", "summary"), "input", parts)
 
@@ -250,8 +255,11 @@ def _texts_of_part(part: Members, field: str, parts: PromptParts, *, deeper: boo
     parts.only_text &= not media and kind in _TEXT_KINDS and part.keys() <= {"type", "text"}
     unread = {"type", *MEDIA_MEMBERS, *UNREAD.get(kind, ())}
     shown = {name: value for name, value in part.items() if name not in unread}
-    if kind == "tool_result" and deeper:
+    if kind == "tool_use":
+        _count_json(msgspec.Raw(write_object(part)), parts)
+    elif kind == "tool_result" and deeper:
         parts.messages += 2  # the engine makes a message of it, and of its pictures another
+        yield from (("tool", 1), ("user", 1))
         yield from _texts_of(shown, ("content",), field, parts, deeper=False)
     else:
         yield from _texts_of(shown, (), field, parts)
@@ -415,7 +423,7 @@ _READ_STRING = msgspec.json.Decoder(str)
 _READ_STRINGS = msgspec.json.Decoder(list[str])
 _READ_MEMBERS = msgspec.json.Decoder(Members)
 _READ_VALUES = msgspec.json.Decoder(list[msgspec.Raw])
-_USER = msgspec.Raw(b'"user"')
+_USER, _SYSTEM = msgspec.Raw(b'"user"'), msgspec.Raw(b'"system"')
 
 
 def _text(value: msgspec.Raw, parts: PromptParts) -> str:
