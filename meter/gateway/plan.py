@@ -79,16 +79,17 @@ def generation(size: Size, tier: Tier, *, streamed: bool) -> Plan:
 
 
 def reading(size: Size) -> Plan:
-    """A call that only reads its prompt (embeddings): nothing is generated."""
+    """A call that only reads its prompt (embeddings, rerank, score): nothing is generated."""
     bound = size.prompt_bound
     return Plan(None, False, min(bound, size.prompt_estimate), bound, bound, bound)
 
 
 def _context_room(size: Size) -> int | None:
-    """What the context surely leaves for the answer. Where the bound says none, the engine itself cuts or refuses."""
-    if size.context is None or size.context <= size.prompt_bound:
+    """What the context can leave for the answer at most. Below that the engine itself cuts or refuses: by a mere bound of
+    the prompt answers would be cut that have room."""
+    if size.context is None or size.context <= size.prompt_floor:
         return None
-    return size.context - size.prompt_bound
+    return size.context - size.prompt_floor
 
 
 def clamped(plan: Plan, granted: int, size: Size) -> Plan:

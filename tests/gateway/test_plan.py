@@ -14,6 +14,7 @@ def size(**fields: object) -> Size:
     known = {
         "prompt_bound": 40,
         "prompt_estimate": 10,
+        "prompt_floor": 5,
         "choices": 1,
         "asked_output": 100,
         "learned_output": 512,
@@ -30,8 +31,9 @@ def size(**fields: object) -> Size:
         (None, {"default_output_tokens": None}, None, 1024, False),
         (None, {"default_output_tokens": None, "max_output_tokens": None}, None, UNKNOWN_CONTEXT, False),
         (5000, {}, None, 1024, True),
-        (100, {}, 90, 50, True),
-        (100, {}, 40, 100, False),
+        (100, {}, 90, 85, True),
+        (100, {}, 105, 100, False),
+        (100, {}, 5, 100, False),
     ],
 )
 def test_the_output_limit_is_the_smallest_of_what_is_asked_allowed_and_left_by_the_context(
