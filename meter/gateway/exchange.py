@@ -25,7 +25,7 @@ from engine_adapter.http1 import Workers
 from engine_adapter.usage import Usage
 from meter.callers.caller import Caller, CallerBook, UnknownKey
 from meter.config import Config
-from meter.gateway import credentials, plan, relay, replies
+from meter.gateway import credentials, plan, relay, replies, upstream
 from meter.gateway.admission import Admission, Visit, Wanted, admit
 from meter.gateway.fleet import Fleet, Model, Target
 from meter.gateway.shadow import Shadows
@@ -78,12 +78,12 @@ class Gateway:
             return await self.serve(admission)
         except EngineUnavailable as away:
             if admission.route == "overflow" or not wanted.overflow(caller.tier.on_outage):
-                raise relay.reply_of(away) from None
+                raise upstream.reply_of(away) from None
         admission = await admit(self, wanted, primary=False)
         try:
             return await self.serve(admission)
         except EngineUnavailable as away:
-            raise relay.reply_of(away) from None
+            raise upstream.reply_of(away) from None
 
     async def serve(self, admission: Admission) -> web.StreamResponse:
         """One exchange on one route: its targets are tried in turn while nothing of an answer was passed on."""
@@ -120,12 +120,20 @@ class Gateway:
             raise replies.bad_request(wrong.message, wrong.param) from None
 
     def model_for(self, visit: Visit, caller: Caller, call: request.Call) -> Model:
-        model = self.fleet.models.get(call.model)
-        if model is None or (caller.models is not None and model.name not in caller.models):
-            raise replies.model_not_found(call.model)
-        visit.model = model.name
+        model = self.model_named(visit, caller, call.model)
         if caller.tier.max_n is not None and call.choices > caller.tier.max_n:
             raise replies.bad_request(f"n must be at most {caller.tier.max_n} for this key.", "n")
+        return model
+
+    def model_named(self, visit: Visit, caller: Caller, name: str) -> Model:
+        """The model of this name, with its targets that serve this endpoint."""
+        model = self.fleet.models.get(name)
+        if model is None or (caller.models is not None and name not in caller.models):
+            raise replies.model_not_found(name)
+        visit.model = name
+        model = model.at(visit.path)
+        if not model.primary:
+            raise replies.not_served(name, visit.path)
         return model
 
     # ---- what the story's steps lean on ------------------------------------------------------------------------------
@@ -290,7 +298,7 @@ class Exchange:
         if usage.prompt:
             gateway.metrics.estimate_error.observe(self.admission.size.prompt_estimate / usage.prompt)
             gateway.sizes.learn(wanted.model.name, wanted.call.prompt, usage.prompt)
-        if usage.completion and wanted.call.endpoint != "embeddings":
+        if usage.completion and wanted.call.generates:
             each = usage.completion // self.admission.size.choices
             gateway.answers.learn(wanted.caller.key_id, wanted.model.name, each)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine_adapter.health import Fitness
 from engine_adapter.http1 import Origin
 from meter.config import BackendTerms, Config, ModelTerms, TargetTerms
 from quotas import store
 from quotas.policy import Limit
+
+OF_OPENAI = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"})
+"""What a backend of kind openai serves of our endpoints. vLLM serves all of them, so a backend of kind vllm does."""
 
 PACE_WEIGHT = 0.2
 """How much one answer moves a backend's recent speed."""
@@ -52,6 +55,9 @@ class Target:
         """Unique among a model's targets; names the target's own rate in the quota store."""
         return f"{self.backend.name}/{self.model}"
 
+    def serves(self, path: str) -> bool:
+        return self.backend.terms.kind == "vllm" or path in OF_OPENAI
+
     @property
     def as_overflow(self) -> store.Target:
         return store.Target(self.name, self.rate)
@@ -66,6 +72,15 @@ class Model:
     overflow: tuple[Target, ...]
     tokenizer: str
     expose_served_model: bool
+
+    def at(self, path: str) -> Model:
+        """The same with those targets alone that serve this endpoint."""
+        if all(target.serves(path) for target in (*self.primary, *self.overflow)):
+            return self
+        primary, overflow = (
+            tuple(target for target in route if target.serves(path)) for route in (self.primary, self.overflow)
+        )
+        return replace(self, primary=primary, overflow=overflow)
 
 
 @dataclass(slots=True)

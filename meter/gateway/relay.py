@@ -7,7 +7,6 @@ EngineBroke, and the client is told by an error event.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aiohttp import HttpVersion11, web
@@ -17,61 +16,26 @@ from engine_adapter.answers import NotAnAnswer, read_answer
 from engine_adapter.errors import EngineBroke, EngineUnavailable
 from engine_adapter.events import Scanner
 from engine_adapter.http1 import Answer
-from engine_adapter.routing import order
 from engine_adapter.usage import Usage
-from meter.gateway import plan, replies
+from meter.gateway import plan, replies, upstream
 from meter.gateway.fleet import Target
 from meter.gateway.replies import Reply
+from meter.gateway.upstream import EngineRefused, EngineSaid
 from meter.ledger.record import Ending
-from meter.telemetry import log
 
 if TYPE_CHECKING:
     from meter.gateway.exchange import Exchange
 
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""A plain answer is held whole to read its usage; embeddings of a long list are the largest known."""
-MAX_ERROR_BYTES = 1024 * 1024
 MAX_UNSENT_BYTES = 4 * 1024 * 1024
 """What may come before the first content event; more of it is no answer."""
 TAIL_SECONDS = 1.0
 """How long the end of a stream may take after its [DONE]."""
 
-_FORWARDED = ("accept", "user-agent", "traceparent", "tracestate")
-_OWN_HEADERS = {"content-length", "content-type", "date", "server", "content-encoding"}
-
-
-class EngineSaid(EngineUnavailable):
-    """The worker's own refusal (5xx, 429): another target may be tried; if none answers, this is passed on."""
-
-    def __init__(self, reply: Reply) -> None:
-        super().__init__(reply.message, phase="busy" if reply.status in (429, 503) else "head", status=reply.status)
-        self.reply = reply
-
-
-class EngineRefused(Exception):
-    """The worker's own 4xx: what the caller did wrong is wrong everywhere."""
-
-    def __init__(self, reply: Reply) -> None:
-        super().__init__(reply.message)
-        self.reply = reply
-
-
-def reply_of(away: EngineUnavailable) -> Reply:
-    if isinstance(away, EngineSaid):
-        return away.reply
-    said = {
-        502: "The model's backend could not be reached, or its answer was broken; try again.",
-        503: "The model's backend is busy or restarting; try again shortly.",
-        504: "The model's backend did not answer in time; try again.",
-    }
-    status = away.status if away.status in said else 502
-    return replies.engine_unavailable(status, said[status])
-
 
 async def first_that_answers(exchange: Exchange) -> web.StreamResponse:
     """Tries the route's targets in the order of their fitness. Raises what the last one failed with."""
     failure: EngineUnavailable | None = None
-    for target in _candidates(exchange):
+    for target in upstream.by_fitness(exchange.admission.targets, exchange.gateway.timer()):
         exchange.target = target
         exchange.attempt += 1
         try:
@@ -82,29 +46,22 @@ async def first_that_answers(exchange: Exchange) -> web.StreamResponse:
         except EngineUnavailable as away:
             failure = away
             if away.phase != "busy":
-                _fails(exchange, target)
+                upstream.fails(target, exchange.gateway.timer())
     assert failure is not None
     raise failure
 
 
-def _candidates(exchange: Exchange) -> Sequence[Target]:
-    targets = exchange.admission.targets
-    if len(targets) == 1:
-        return targets
-    now = exchange.gateway.timer()
-    ranked = order([(t.backend.fitness, t.backend.outstanding) for t in targets], now)
-    return [targets[position] for position in ranked]
-
-
 async def _from(exchange: Exchange, target: Target) -> web.StreamResponse:
     backend, hold, sent = target.backend, exchange.admission.plan.ceiling, exchange.gateway.timer()
-    streamed = exchange.admission.wanted.call.stream
+    wanted, streamed = exchange.admission.wanted, exchange.admission.wanted.call.stream
     exchange.usage = lambda: _unanswered(exchange, target, 0.0 if streamed else exchange.gateway.timer() - sent)
     backend.outstanding += hold
     try:
-        async with await _open(exchange, target) as answer:
+        async with await upstream.ask(
+            exchange.gateway, wanted.visit, target, _body(exchange, target), request_id=exchange.lease
+        ) as answer:
             if answer.status != 200:
-                raise await _said(answer, backend.terms.idle_seconds)
+                raise await upstream.said(answer, backend.terms.idle_seconds)
             if streamed and not _is_json(answer):
                 return await _Stream(exchange, target, answer, sent).relay()
             return await _plain(exchange, target, answer, sent)
@@ -112,27 +69,10 @@ async def _from(exchange: Exchange, target: Target) -> web.StreamResponse:
         backend.outstanding -= hold
 
 
-async def _open(exchange: Exchange, target: Target) -> Answer:
-    gateway, wanted, visit = exchange.gateway, exchange.admission.wanted, exchange.admission.wanted.visit
-    terms = target.backend.terms
-    body = wanted.call.body(model=target.model, output_limit=exchange.admission.plan.output_limit, kind=terms.kind)
-    headers = [*target.backend.headers, (b"x-request-id", exchange.lease.encode())]
-    headers += [
-        (name.encode(), value.encode("utf-8", "surrogateescape"))
-        for name in _FORWARDED
-        if (value := visit.http.headers.get(name)) is not None
-    ]
-    if visit.sent_after is None:
-        visit.sent_after = gateway.timer() - visit.started
-        gateway.metrics.overhead.observe(visit.sent_after)
-    return await gateway.workers.open(
-        target.backend.origin,
-        method=b"POST",
-        path=f"{visit.path}?{visit.query}" if visit.query else visit.path,
-        headers=headers,
-        body=body,
-        connect_seconds=terms.connect_seconds,
-        head_seconds=terms.first_event_seconds,
+def _body(exchange: Exchange, target: Target) -> bytes:
+    admission = exchange.admission
+    return admission.wanted.call.body(
+        model=target.model, output_limit=admission.plan.output_limit, kind=target.backend.terms.kind
     )
 
 
@@ -141,45 +81,13 @@ def _is_json(answer: Answer) -> bool:
     return any(name == b"content-type" and b"json" in value.lower() for name, value in answer.headers)
 
 
-def _works(target: Target) -> None:
-    if not target.backend.fitness.closed:
-        log.warning("a backend answers again", backend=target.backend.name)
-    target.backend.fitness.ok()
-
-
-def _fails(exchange: Exchange, target: Target) -> None:
-    fitness = target.backend.fitness
-    was = fitness.closed
-    fitness.failed(exchange.gateway.timer())
-    if was and not fitness.closed:
-        log.warning("a backend does not answer: requests avoid it", backend=target.backend.name)
-
-
-async def _said(answer: Answer, seconds: float) -> EngineUnavailable | EngineRefused:
-    """What a worker's answer other than 200 means: the caller's mistake, or a reason to ask elsewhere."""
-    try:
-        body = await answer.read_all(seconds, MAX_ERROR_BYTES)
-    except (EngineBroke, TimeoutError):
-        return EngineUnavailable("The worker's error answer broke off.", phase="head")
-    if answer.status in (401, 403) or not 400 <= answer.status < 600:
-        return EngineUnavailable(f"The worker answered {answer.status}.", phase="head")
-    said = vllm.error_of(answer.status, body)
-    kept = [
-        (name.decode(), value.decode("latin-1")) for name, value in answer.headers if name.startswith(b"retry-after")
-    ]
-    reply = Reply(answer.status, said.type, said.code, said.message, said.param, kept, as_it_came=body)
-    if answer.status == 429 or answer.status >= 500:
-        return EngineSaid(reply)
-    return EngineRefused(reply)
-
-
 # ---- plain answers ---------------------------------------------------------------------------------------------------
 
 
 async def _plain(exchange: Exchange, target: Target, answer: Answer, sent: float) -> web.Response:
     gateway, admission = exchange.gateway, exchange.admission
     try:
-        body = await answer.read_all(target.backend.terms.idle_seconds, MAX_ANSWER_BYTES)
+        body = await answer.read_all(target.backend.terms.idle_seconds, upstream.MAX_ANSWER_BYTES)
         answered = read_answer(
             admission.wanted.call.endpoint,
             body,
@@ -195,7 +103,7 @@ async def _plain(exchange: Exchange, target: Target, answer: Answer, sent: float
         raise EngineSaid(Reply(502, said.type, said.code, said.message, said.param, as_it_came=body))
     if answered.finish_reason == "abort":  # vLLM's word for a request it gave up, for example when it is stopped
         raise EngineUnavailable("The worker gave its answer up.", phase="head", status=503)
-    _works(target)
+    upstream.works(target)
     exchange.finish_reason = answered.finish_reason
     target.backend.learn_pace(answered.usage.completion // admission.size.choices, gateway.timer() - sent)
     exchange.book("completed", answered.usage, status=200)
@@ -218,16 +126,11 @@ def _rename(exchange: Exchange, target: Target) -> tuple[str, str] | None:
 
 
 def _head(exchange: Exchange, target: Target, answer: Answer, response: web.StreamResponse) -> None:
-    """The worker's end-to-end headers, and ours over them."""
-    for name, value in answer.headers:
-        text = name.decode("latin-1")
-        if text not in _OWN_HEADERS:
-            response.headers.add(text, value.decode("utf-8", "surrogateescape"))
+    """The head of an answer, with what the caller may know of its quota."""
     admission = exchange.admission
-    for own, said in (*admission.wanted.visit.headers, *replies.quota_headers(admission.verdict)):
-        response.headers[own] = said
-    response.headers["x-weir-backend"] = target.backend.name
-    response.headers["x-weir-model"] = target.model
+    upstream.head(admission.wanted.visit, target, answer, response)
+    for name, value in replies.quota_headers(admission.verdict):
+        response.headers[name] = value
     if admission.plan.lowered:
         response.headers["x-weir-max-tokens"] = str(admission.plan.output_limit)
 
@@ -264,7 +167,7 @@ class _Stream:
         try:
             await self._pass_on(response, first)
         except EngineBroke as broken:
-            _fails(self._exchange, self._target)
+            upstream.fails(self._target, self._timer())
             said = replies.engine_unavailable(502, f"The answer is incomplete. {broken}")
             await self._break(response, "engine_broke", broken.phase, said)
         except asyncio.CancelledError:
@@ -309,7 +212,7 @@ class _Stream:
         exchange = self._exchange
         exchange.first_token = self._timer()
         exchange.usage = self._scanner.usage
-        _works(self._target)
+        upstream.works(self._target)
         visit = exchange.admission.wanted.visit
         response = visit.response = web.StreamResponse()
         if visit.http.version < HttpVersion11:  # the end of the connection is the end of the answer

@@ -145,6 +145,11 @@ def model_not_found(model: str) -> Reply:
     return Reply(404, "invalid_request_error", "model_not_found", message, "model")
 
 
+def not_served(model: str, path: str) -> Reply:
+    message = f"The model {model[:100]!r} is not served at {path}: ask for another model, or at another endpoint."
+    return Reply(404, "invalid_request_error", "model_not_found", message, "model")
+
+
 def too_large(limit_bytes: int) -> Reply:
     message = f"The body is larger than the limit of {limit_bytes} bytes."
     return Reply(413, "invalid_request_error", "request_too_large", message, headers=[("connection", "close")])
@@ -158,6 +163,11 @@ def too_slow() -> Reply:
         "The body did not come in time.",
         headers=[("connection", "close")],
     )
+
+
+def too_many_at_once(limit: int) -> Reply:
+    message = f"At most {limit} of these may run at the same time for one key: try again when one of yours has ended."
+    return Reply(429, "requests", "concurrency_limit_exceeded", message, headers=_retry(1.0))
 
 
 def unavailable(code: str, message: str, *, retry_after: float = 1.0) -> Reply:

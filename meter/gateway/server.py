@@ -22,6 +22,8 @@ from meter.config import ListenTerms
 from meter.gateway import credentials, replies
 from meter.gateway.admission import Visit
 from meter.gateway.exchange import Gateway
+from meter.gateway.free import PATHS as FREE
+from meter.gateway.free import FreeCalls
 from meter.gateway.replies import Reply
 from meter.listener import Listener
 from meter.telemetry import log
@@ -32,6 +34,7 @@ CLIENT_CLOSED = 499
 """What a request counts as whose client left before it was answered (nginx's word for it)."""
 
 MODELS, QUOTA = "/v1/models", "/v1/quota"
+_COUNTED = frozenset({*ENDPOINTS, *FREE, MODELS, QUOTA})
 _NONE = "none"
 _ABSOLUTE = re.compile(r"^https?://[^/?]*", re.IGNORECASE)
 """What a target in absolute form has before its path (RFC 9112, 3.2.2); our own address, whatever it says."""
@@ -42,6 +45,7 @@ class TrafficSite:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._free = FreeCalls(gateway)
         self._tasks: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -161,6 +165,8 @@ class TrafficSite:
     def _handlers(self, path: str) -> dict[str, Callable[[Visit], Awaitable[web.StreamResponse]]]:
         if path in ENDPOINTS:
             return {"POST": self._gateway.converse}
+        if path in FREE:
+            return {"POST": self._free.answer}
         if path == MODELS or path.startswith(MODELS + "/"):
             return {"GET": self._models, "HEAD": self._models}
         if path == QUOTA:
@@ -211,7 +217,7 @@ class TrafficSite:
         return response
 
     def _count(self, visit: Visit, status: int) -> None:
-        endpoint = visit.path if visit.path in ENDPOINTS or visit.path in (MODELS, QUOTA) else OTHER
+        endpoint = visit.path if visit.path in _COUNTED else OTHER
         self._gateway.metrics.requests.labels(
             endpoint, visit.model or _NONE, visit.backend or _NONE, visit.verdict or _NONE, str(status)
         ).inc()
@@ -237,7 +243,8 @@ class TrafficSite:
             response.headers[name] = value
         response.headers["access-control-allow-methods"] = ", ".join(sorted(handlers))
         response.headers["access-control-allow-headers"] = (
-            "authorization, api-key, x-api-key, content-type, x-request-id, x-weir-on-overage, x-weir-tags"
+            "authorization, api-key, x-api-key, content-type, x-request-id, x-weir-on-overage, x-weir-tags,"
+            " anthropic-version, anthropic-beta"
         )
         response.headers["access-control-max-age"] = "600"
         return response

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from engine_adapter.simulator import parse_fault
 from tests.gateway.house import CHAT, HELLO, House, until
+from tests.gateway.stub import answered, worker
 
 STREAM = {**HELLO, "stream": True}
 ABORTED = json.dumps(
@@ -21,28 +20,6 @@ ABORTED = json.dumps(
         "usage": {"prompt_tokens": 3, "completion_tokens": 1},
     }
 ).encode()
-
-
-@asynccontextmanager
-async def worker(answer: bytes) -> AsyncIterator[str]:
-    """A worker that gives every request the same bytes and closes; yields its URL."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-        await reader.readexactly(length)
-        writer.write(answer)
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-
-def answered(body: bytes, *fields: bytes) -> bytes:
-    head = b"\r\n".join((b"HTTP/1.1 200 OK", b"Content-Length: %d" % len(body), b"Connection: close", *fields))
-    return head + b"\r\n\r\n" + body
 
 
 async def asked_raw(house: House, head: bytes, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -118,8 +95,8 @@ async def test_a_200_that_is_no_answer_is_a_failure_and_costs_nothing(
     tmp_path: Path, answer: bytes, status: int, ending: str
 ) -> None:
     async with (
-        worker(answered(answer, b"Content-Type: application/json")) as url,
-        House(tmp_path, tier={"on_outage": "reject"}, backends={"u1": {"url": url}}) as house,
+        worker(answered(answer, b"Content-Type: application/json")) as stub,
+        House(tmp_path, tier={"on_outage": "reject"}, backends={"u1": {"url": stub.url}}) as house,
     ):
         assert (await house.post()).status == status
         row = (await house.rows())[0]
@@ -132,8 +109,8 @@ async def test_a_stream_need_not_say_what_it_is(tmp_path: Path, field: tuple[byt
     usage = {"id": "c", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}}
     stream = b"".join(b"data: %b\n\n" % json.dumps(item).encode() for item in (event, usage)) + b"data: [DONE]\n\n"
     async with (
-        worker(answered(stream, *field)) as url,
-        House(tmp_path, backends={"u1": {"url": url}}) as house,
+        worker(answered(stream, *field)) as stub,
+        House(tmp_path, backends={"u1": {"url": stub.url}}) as house,
     ):
         answer = await house.post(STREAM)
         row = (await house.rows())[0]

@@ -17,7 +17,16 @@ from tests.gateway.house import CHAT, HELLO, House
     [
         ("GET", "/", 404, "not_found"),
         ("POST", "/v1/unknown", 404, "not_found"),
-        ("POST", "/tokenize", 404, "not_found"),
+        ("POST", "/tokenize/", 404, "not_found"),
+        ("POST", "/v1/tokenize", 404, "not_found"),
+        ("POST", "/v1/responses/", 404, "not_found"),
+        ("GET", "/v1/responses/resp_1", 404, "not_found"),
+        ("POST", "/v1/chat/completions/batch", 404, "not_found"),
+        ("POST", "//v1/rerank", 404, "not_found"),
+        ("POST", "/v2/rerank", 404, "not_found"),
+        ("POST", "/rerank", 404, "not_found"),
+        ("GET", "/detokenize", 405, "method_not_allowed"),
+        ("GET", "/v1/score", 405, "method_not_allowed"),
         ("POST", "/v1%2Fchat%2Fcompletions", 404, "not_found"),
         ("POST", "/V1/CHAT/COMPLETIONS", 404, "not_found"),
         ("POST", "/v1/chat/completions/", 404, "not_found"),
@@ -35,6 +44,31 @@ async def test_what_is_not_served_is_refused_in_the_error_shape(
         answer = await house.raw(method, path)
         assert (answer.status, answer.json["error"]["code"]) == (status, code)
         assert ("allow" in answer.headers) is (status == 405)
+        assert not house.large.requests
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "body", "status", "kind"),
+    [
+        ("POST", "/v1/messages", {}, b"{}", 401, "authentication_error"),
+        ("POST", "/v1/messages", None, b"{", 400, "invalid_request_error"),
+        ("POST", "/v1/messages", None, b'{"model":"m9","messages":[],"max_tokens":1}', 400, "invalid_request_error"),
+        ("POST", "/v1/messages/count_tokens", None, b'{"model":"m9"}', 404, "not_found_error"),
+        ("POST", "/v1/messages/count_tokens", {}, b"{}", 401, "authentication_error"),
+        ("POST", "/v1/messages/batches", None, b"{}", 404, "not_found_error"),
+        ("GET", "/v1/messages", None, None, 405, "invalid_request_error"),
+        ("POST", "/v1/messages", None, b" " * 20_000, 413, "request_too_large"),
+    ],
+)
+async def test_messages_are_refused_in_anthropic_s_shape(
+    tmp_path: Path, method: str, path: str, headers: dict[str, str] | None, body: bytes | None, status: int, kind: str
+) -> None:
+    async with House(tmp_path, listen={"max_body_mb": 0.01}) as house:
+        answer = await house.raw(method, path, headers=headers, body=body)
+        said = answer.json
+        assert (answer.status, said["type"], said["error"]["type"]) == (status, "error", kind)
+        assert set(said["error"]) == {"type", "message"}
+        assert answer.headers["x-weir-request-id"]
         assert not house.large.requests
 
 

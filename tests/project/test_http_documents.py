@@ -30,6 +30,7 @@ from meter.callers.registry import Registry
 from meter.callers.tiers import ScopeTerms, Tier
 from meter.config import Config
 from meter.gateway import replies
+from meter.gateway.free import PATHS as FREE
 from meter.gateway.replies import Reply
 from meter.gateway.server import MODELS, QUOTA
 from meter.ledger.database import open_engine
@@ -154,8 +155,10 @@ EVERY: Mapping[str, list[Reply]] = {
     "not_found": [replies.not_found("/")],
     "method_not_allowed": [replies.method_not_allowed("PUT", ["GET"])],
     "model_not_found": [replies.model_not_found("m")],
+    "not_served": [replies.not_served("m", "/v1/rerank")],
     "too_large": [replies.too_large(1)],
     "too_slow": [replies.too_slow()],
+    "too_many_at_once": [replies.too_many_at_once(4)],
     "unavailable": [],
     "quota_unavailable": [replies.quota_unavailable()],
     "ledger_full": [replies.ledger_full()],
@@ -199,4 +202,9 @@ def test_callers_says_what_becomes_of_every_field_that_is_looked_at() -> None:
 
 def test_callers_names_every_endpoint_that_is_served_and_no_other() -> None:
     named = set(ROUTE.findall(section(CALLERS, "What is served")))
-    assert named == {*(f"POST {path}" for path in ENDPOINTS), f"GET {MODELS}", f"GET {MODELS}/{{name}}", f"GET {QUOTA}"}
+    assert named == {
+        *(f"POST {path}" for path in (*ENDPOINTS, *FREE)),
+        f"GET {MODELS}",
+        f"GET {MODELS}/{{name}}",
+        f"GET {QUOTA}",
+    }
