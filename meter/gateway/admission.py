@@ -79,7 +79,7 @@ class Admission:
 
 
 async def admit(gateway: Gateway, wanted: Wanted, *, primary: bool = True) -> Admission:
-    """Asks the store; once more with the prompt's exact size where a refusal could hang on it. Raises Reply."""
+    """Asks the store. Where a refusal or a clamp could hang on it, the prompt is counted exactly first. Raises Reply."""
     if gateway.journal.full and gateway.config.ledger.on_journal_full == "deny":
         raise replies.ledger_full()
     size = _size(gateway, wanted)
@@ -89,6 +89,10 @@ async def admit(gateway: Gateway, wanted: Wanted, *, primary: bool = True) -> Ad
         if exact is not None:
             size = counted(size, exact)
             admission = await _ask(gateway, wanted, size, primary=primary)
+    elif admission.plan.output_limit != planned(wanted, size).output_limit:
+        exact = await gateway.exact_prompt(wanted)
+        if exact is not None:
+            admission = _unclamped(admission, counted(size, exact))
     wanted.visit.verdict = admission.verdict.kind
     gateway.shadows.ask(gateway, admission, primary=primary)
     if not admission.verdict.admitted:
@@ -135,6 +139,13 @@ def planned(wanted: Wanted, size: plan.Size) -> plan.Plan:
 def counted(size: plan.Size, exact: int) -> plan.Size:
     """The same with the prompt's exact tokens."""
     return replace(size, prompt_bound=exact, prompt_estimate=exact, prompt_floor=exact, exact=True)
+
+
+def _unclamped(admission: Admission, size: plan.Size) -> Admission:
+    """The same grant, used for the answer as far as the prompt's exact size leaves it."""
+    costs = plan.clamped(planned(admission.wanted, size), admission.plan.ceiling, size)
+    fits = replace(admission.plan, output_limit=costs.output_limit, lowered=costs.lowered)
+    return replace(admission, size=size, plan=fits)
 
 
 async def _ask(gateway: Gateway, wanted: Wanted, size: plan.Size, *, primary: bool) -> Admission:

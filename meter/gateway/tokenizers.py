@@ -24,9 +24,12 @@ THREADS = 2
 class ExactPrompts:
     """One per process. Where no exact size is to be had the answer is None, and the proven bound stands."""
 
-    def __init__(self, workers: Workers, tokenizers: Mapping[str, exact_size.Tokenizer]) -> None:
+    def __init__(
+        self, workers: Workers, tokenizers: Mapping[str, exact_size.Tokenizer], seconds: float = COUNT_SECONDS
+    ) -> None:
         self._workers = workers
         self._tokenizers = tokenizers
+        self._seconds = seconds
         self._threads = ThreadPoolExecutor(THREADS, "tokenizer")
 
     async def count(self, model: Model, call: request.Call) -> int | None:
@@ -42,9 +45,9 @@ class ExactPrompts:
         given_up = threading.Event()
         counting = self._threads.submit(tokenizer.count, call.prompt, given_up.is_set)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(counting), COUNT_SECONDS)
+            return await asyncio.wait_for(asyncio.wrap_future(counting), self._seconds)
         except TimeoutError:
-            log.warning("prompt not counted exactly", model=model.name, reason=f"it took {COUNT_SECONDS:g} s")
+            log.warning("prompt not counted exactly", model=model.name, reason=f"it took {self._seconds:g} s")
             return None
         finally:
             given_up.set()
