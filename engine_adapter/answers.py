@@ -12,12 +12,13 @@ from engine_adapter.body import NULL
 from engine_adapter.choices import NotAnAnswer, read
 from engine_adapter.estimate import bytes_said, tokens_of_text
 from engine_adapter.figures import Figures, InputFigures, ReadingFigures
-from engine_adapter.lenient import read_parts
+from engine_adapter.lenient import read_object
 from engine_adapter.request import Endpoint
+from engine_adapter.response import Response
 from engine_adapter.splice import rename_model
 from engine_adapter.usage import Usage
 
-__all__ = ["NotAnAnswer", "PlainAnswer", "Response", "read_answer"]
+__all__ = ["NotAnAnswer", "PlainAnswer", "read_answer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,35 +102,6 @@ def _of_reading(body: bytes) -> _Said:
 # ---- responses -------------------------------------------------------------------------------------------------------
 
 
-class Incomplete(msgspec.Struct):
-    reason: str | None = None
-
-
-class Response(msgspec.Struct):
-    """The response object: a plain answer, and part of a stream's events."""
-
-    model: str | None = None
-    status: str | None = None
-    incomplete_details: Incomplete | None = None
-    usage: InputFigures | None = None
-    output: msgspec.Raw = NULL
-    error: msgspec.Raw = NULL
-
-    def finish_reason(self) -> str | None:
-        """What it lacks, or else its status. An engine that gave it up (vLLM on SIGTERM) says "cancelled", or that it is
-        complete with nothing made: an empty reply costs a token."""
-        if self.incomplete_details is not None and self.incomplete_details.reason:
-            return self.incomplete_details.reason
-        return "abort" if self.status == "cancelled" or self._is_void() else self.status
-
-    def figures(self) -> Figures:
-        return (self.usage or InputFigures()).figures()
-
-    def _is_void(self) -> bool:
-        made = self.usage.output_tokens if self.usage is not None else None
-        return made == 0 and self.status == "completed" and bytes(self.output) in (b"[]", b"null")
-
-
 def _of_response(body: bytes) -> _Said:
     response = _read(Response, body)
     return _Said(response.figures(), response.model, response.finish_reason(), lambda: _said(response.output))
@@ -165,10 +137,7 @@ Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 def _read(shape: type[Shape], body: bytes) -> Shape:
     try:
-        try:
-            return msgspec.json.decode(body, type=shape)
-        except msgspec.ValidationError:
-            answer = read_parts(shape, body)
+        answer, _ = read_object(shape, body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise NotAnAnswer(f"The worker's answer is not JSON: {error}.") from None
     if answer is None:

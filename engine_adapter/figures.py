@@ -74,18 +74,24 @@ class InputFigures(msgspec.Struct):
     cache_creation_input_tokens: int | None = None
     cache_read_input_tokens: int | None = None
 
-    def figures(self, *, otherwise: int | None = None) -> Figures:
-        """In the names of chat. `otherwise`: the input known from before, where this says none."""
+    def after(self, earlier: InputFigures) -> InputFigures:
+        """Figures that are not said again stay in force."""
+        said = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        return msgspec.structs.replace(earlier, **said)
+
+    def figures(self) -> Figures:
+        """In the names of chat."""
         return Figures(
-            self._input(otherwise),
+            self._input(),
             self.output_tokens,
             self.input_tokens_details or Details(self.cache_read_input_tokens),
             self.output_tokens_details,
         )
 
-    def _input(self, otherwise: int | None) -> int | None:
+    def _input(self) -> int | None:
+        """Below zero, and so not believed, if a part of it is."""
         if self.input_tokens is None:
-            return otherwise
+            return None
         parts = (self.input_tokens, self.cache_creation_input_tokens or 0, self.cache_read_input_tokens or 0)
         return sum(parts) if min(parts) >= 0 else -1
 

@@ -10,6 +10,17 @@ import msgspec
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 
+def read_object(shape: type[Shape], text: bytes) -> tuple[Shape | None, bool]:
+    """As much of a `shape` as there is, None if it is no object, and whether all of it had the right types.
+
+    Raises msgspec.DecodeError for what is not JSON, RecursionError for what is too deep.
+    """
+    try:
+        return _strict(shape).decode(text), True
+    except msgspec.ValidationError:
+        return read_parts(shape, text), False
+
+
 def read_parts(shape: type[Shape], text: bytes | msgspec.Raw) -> Shape | None:
     """As much of a `shape` as there is in a JSON text; None if it is no object. The shapes decide how deep it goes.
 
@@ -29,6 +40,11 @@ def _read_part(kind: Any, value: msgspec.Raw) -> Any:
         return msgspec.json.decode(value, type=kind)
     except msgspec.ValidationError:
         return next((read_parts(each, value) for each in get_args(kind) if _is_shape(each)), None)
+
+
+@cache
+def _strict(shape: type[Shape]) -> msgspec.json.Decoder[Shape]:
+    return msgspec.json.Decoder(shape)
 
 
 @cache

@@ -10,11 +10,20 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+import msgspec
+
+from engine_adapter.body import write_object
 from engine_adapter.framing import Framing
 from engine_adapter.tally import Tally
 from engine_adapter.usage import Usage
 
 DONE: Final = b"[DONE]"
+
+
+def typed_event(kind: str, members: dict[str, msgspec.Raw | bytes]) -> bytes:
+    """An event of our own that names its type twice, as responses and messages do."""
+    name = kind.encode()
+    return b"event: %b\ndata: %b\n\n" % (name, write_object({"type": b'"%b"' % name, **members}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +110,9 @@ class Scanner(ABC):
     def _ending(self) -> bytes:
         """The events that end the answer properly after what was shown of it."""
 
-    @abstractmethod
     def _complete(self) -> bool:
-        """All of the answer came, so that what was counted on the way is its sum."""
+        """Whether all of the answer came, so that the engine's counts on the way are its sum."""
+        return False
 
     def _fail(self, error: Any, data: bytes) -> bytes:
         """An error event. `error` is what stands under that name, mostly an object."""

@@ -57,6 +57,16 @@ def _text(message: Any) -> str:
     return message if isinstance(message, str) else msgspec.json.encode(message).decode()
 
 
+_LOST_ERROR = re.compile(r"validation errors? for ChatCompletionStreamResponse\b.*'code': ([45]\d\d)\}", re.DOTALL)
+
+
+def status_of_lost_error(message: str) -> int | None:
+    """The status in the message of an error event of /v1/messages. There vLLM reads its own chat events, takes one that
+    is an error for a broken one, and of its words little more than the code is left. None if it is another message."""
+    found = _LOST_ERROR.search(message[:MAX_MESSAGE])
+    return int(found[1]) if found else None
+
+
 @dataclass(frozen=True, slots=True)
 class Counters:
     """An engine's own figures, of all its models and engine cores together.
