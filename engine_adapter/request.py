@@ -35,9 +35,9 @@ __all__ = ["ENDPOINTS", "BadRequest", "Call", "Endpoint", "Kind", "Live", "Promp
 
 Endpoint = Literal["chat", "completions", "embeddings", "responses", "messages", "rerank", "score"]
 Kind = Literal["vllm", "openai"]
-Live = Literal["token_ids", "usage", "none"]
-"""What running figures a chat or completions stream is asked for: `return_token_ids`, `continuous_usage_stats`, none. The
-usage at its end is asked for in any case."""
+Live = Literal["token_ids", "usage", "none", "nothing"]
+"""What figures a chat or completions stream is asked for beside the usage at its end: `return_token_ids`,
+`continuous_usage_stats`, none; or nothing at all, of an engine that knows no `stream_options`."""
 
 ENDPOINTS: Final[dict[str, Endpoint]] = {
     "/v1/chat/completions": "chat",
@@ -192,6 +192,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     def _counting(self, kind: Kind, live: Live) -> dict[str, bytes]:
         changed: dict[str, bytes] = {}
+        if live == "nothing":
+            return changed
         if kind == "vllm" and live == "token_ids" and not self.wants_token_ids:
             changed["return_token_ids"] = b"true"
         options = object_of(self.members, "stream_options")
