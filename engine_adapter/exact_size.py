@@ -218,7 +218,7 @@ def _chat_of(members: Members) -> Iterator[bytes]:
     """Messages of text alone; raises ValueError for whatever else it would take to know how the engine writes it."""
     if given(members, "tools"):
         raise ValueError("a response's tools are written by the engine's own rules")
-    if given(members, "instructions"):
+    if members.get("instructions", NULL) not in (NULL, _EMPTY):
         yield _message(b'"system"', members["instructions"])
     if first(members["input"]) == b'"':
         yield _message(b'"user"', members["input"])
@@ -248,4 +248,4 @@ def _list(values: Iterator[bytes]) -> bytes:
 
 
 _READ_ITEMS = msgspec.json.Decoder(list[Members])
-_MESSAGE, _ASSISTANT = msgspec.Raw(b'"message"'), msgspec.Raw(b'"assistant"')
+_EMPTY, _MESSAGE, _ASSISTANT = (msgspec.Raw(value) for value in (b'""', b'"message"', b'"assistant"'))

@@ -23,6 +23,8 @@ ALLOWANCE_PER_MESSAGE: Final = 8
 """Template tokens around one message: markers, line ends; its role counts as text."""
 ALLOWANCE_PER_TEXT: Final = 4
 """Special tokens around a prompt without a template: beginning, end, a separator."""
+ALLOWANCE_PER_RESULT: Final = 40
+"""What templates write around a tool's result: `<tool_response>`, `</tool_response>` and line ends."""
 ALLOWANCE_FOR_TOOLS: Final = 256
 """What templates write before tool schemas: a paragraph of instructions."""
 ALLOWANCE_PER_TOOL: Final = 80
@@ -53,6 +55,7 @@ MODELS: Final = 1024
 def bound(parts: PromptParts) -> int:
     """Tokens the prompt cannot exceed; exact where it came as token ids."""
     around = ALLOWANCE_PER_TEXT * parts.texts + ALLOWANCE_PER_MESSAGE * parts.messages + parts.parts
+    around += ALLOWANCE_PER_RESULT * parts.results
     if parts.messages:
         around += ALLOWANCE_PER_REQUEST
     if parts.tools:

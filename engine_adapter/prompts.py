@@ -102,6 +102,8 @@ class PromptParts(msgspec.Struct):
     messages: int = 0
     parts: int = 0
     """parts of their contents: a line end may stand between two"""
+    results: int = 0
+    """messages that are a tool's result"""
     texts: int = 0
     """prompts without a chat template; of rerank and score: pairs"""
     token_ids: int = 0
@@ -187,6 +189,7 @@ def _of_pairs(members: Members, walker: Walker) -> tuple[int, PromptParts]:
 
 def _chat(members: Members, parts: PromptParts) -> Iterator[tuple[str, int]]:
     for message in _objects(members, "messages", parts):
+        parts.results += message.get("role") in _RESULTS
         yield from _texts_of(message, ("content",), "messages", parts)
 
 
@@ -195,9 +198,9 @@ def _messages(members: Members, parts: PromptParts) -> Iterator[tuple[str, int]]
         parts.messages += 1
         yield from _texts_of({"role": _SYSTEM, "content": members["system"]}, ("content",), "system", parts)
     for message in _objects(members, "messages", parts):
-        before = parts.messages
+        before = parts.results
         yield from _texts_of(message, ("content",), "messages", parts)
-        if parts.messages != before and message.get("role") != _USER:
+        if parts.results != before and message.get("role") != _USER:
             # elsewhere the engine would write it out as text, pictures and all
             raise BadRequest("A tool_result can only be in a message whose role is user.", "messages")
 
@@ -223,6 +226,7 @@ def _texts_of_item(item: Members, parts: PromptParts) -> Iterator[tuple[str, int
         # its arguments are JSON in a string, which the engine reads and a template writes anew
         _count_json(msgspec.Raw(write_object(item)), parts)
     else:
+        parts.results += kind.endswith("_output")
         yield from _texts_of(item, ("content", "output", "summary"), "input", parts)
 
 
@@ -258,6 +262,7 @@ def _texts_of_part(part: Members, field: str, parts: PromptParts, *, deeper: boo
     if kind == "tool_use":
         _count_json(msgspec.Raw(write_object(part)), parts)
     elif kind == "tool_result" and deeper:
+        parts.results += 1
         parts.messages += 2  # the engine makes a message of it, and of its pictures another
         yield from (("tool", 1), ("user", 1))
         yield from _texts_of(shown, ("content",), field, parts, deeper=False)
@@ -423,6 +428,7 @@ _READ_STRING = msgspec.json.Decoder(str)
 _READ_STRINGS = msgspec.json.Decoder(list[str])
 _READ_MEMBERS = msgspec.json.Decoder(Members)
 _READ_VALUES = msgspec.json.Decoder(list[msgspec.Raw])
+_RESULTS: Final = (msgspec.Raw(b'"tool"'), msgspec.Raw(b'"function"'))
 _USER, _SYSTEM = msgspec.Raw(b'"user"'), msgspec.Raw(b'"system"')
 
 

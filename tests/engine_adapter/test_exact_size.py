@@ -210,6 +210,7 @@ def test_a_query_is_counted_in_the_pair_of_each_document() -> None:
         (call("messages", messages=HELLO, max_tokens=9, system="s", tools=[{"name": "f"}], thinking={"type": "disabled"}, stop_sequences=["x"]), "/v1/messages/count_tokens", {"messages": HELLO, "system": "s", "tools": [{"name": "f"}], "thinking": {"type": "disabled"}}),
         (call("messages", messages=[{"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}], max_tokens=9), "/v1/messages/count_tokens", {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}]}),
         (call("responses", input="hi"), "/tokenize", {"messages": HELLO}),
+        (call("responses", input="hi", instructions=""), "/tokenize", {"messages": HELLO}),
         (call("responses", input=HELLO, instructions="short"), "/tokenize", {"messages": [{"role": "system", "content": "short"}, *HELLO]}),
         (call("responses", input=[{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}]), "/tokenize", {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}),
         (call("responses", input=[*HELLO, {"role": "assistant", "content": "ho"}, *HELLO]), "/tokenize", {"messages": [*HELLO, {"role": "assistant", "content": "ho"}, *HELLO]}),

@@ -39,7 +39,10 @@ def chatml(messages: list[Message], tools: list[Any], write: Writer) -> int:
     if tools:
         text += f"{MARK}system\n{PARAGRAPH}{MARK}" + "".join("\n" + write(tool) for tool in tools) + f"{MARK}\n{MARK}\n"
     for message in messages:
-        text += f"{MARK}{message['role']}\n" + "\n".join(message["texts"])
+        said = "\n".join(message["texts"])
+        if message["role"] == "tool":
+            said = f"<tool_response>\n{said}\n</tool_response>"
+        text += f"{MARK}{message['role']}\n{said}"
         for name, arguments in message.get("calls", ()):
             one_line = write(arguments) if write is not WRITERS[-1] else json.dumps(arguments, ensure_ascii=False)
             text += f'{MARK}\n{{"name": "{name}", "arguments": {one_line}}}\n{MARK}'
