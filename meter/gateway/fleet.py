@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from engine_adapter.health import Fitness
 from engine_adapter.http1 import Origin
 from meter.config import BackendTerms, Config, ModelTerms, TargetTerms
+from meter.gateway.capabilities import Capabilities
 from quotas import store
 from quotas.policy import Limit
 
@@ -27,6 +28,7 @@ class Backend:
     origin: Origin
     headers: list[tuple[bytes, bytes]]
     fitness: Fitness
+    capabilities: Capabilities
     outstanding: int = 0
     pace: float = 0.0
 
@@ -37,7 +39,8 @@ class Backend:
 
     def __repr__(self) -> str:
         return (
-            f"Backend({self.name}: {self.fitness!r}, {self.outstanding} tokens outstanding, {self.pace:.0f} tokens/s)"
+            f"Backend({self.name}: {self.fitness!r}, {self.outstanding} tokens outstanding, {self.pace:.0f} tokens/s,"
+            f" {self.capabilities!r})"
         )
 
 
@@ -100,7 +103,7 @@ def _backend(name: str, terms: BackendTerms) -> Backend:
     headers = [(b"content-type", b"application/json")]
     if key := terms.api_key:
         headers.append((b"authorization", f"Bearer {key}".encode()))
-    return Backend(name, terms, Origin.parse(terms.url), headers, Fitness())
+    return Backend(name, terms, Origin.parse(terms.url), headers, Fitness(), Capabilities(terms.kind))
 
 
 def _model(name: str, terms: ModelTerms, backends: Mapping[str, Backend]) -> Model:

@@ -7,6 +7,8 @@ EngineBroke, and the client is told by an error event.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from aiohttp import HttpVersion11, web
@@ -16,12 +18,15 @@ from engine_adapter.answers import NotAnAnswer, read_answer
 from engine_adapter.errors import EngineBroke, EngineUnavailable
 from engine_adapter.events import Scanner
 from engine_adapter.http1 import Answer
+from engine_adapter.request import SEVERAL, Live
 from engine_adapter.usage import Usage
 from meter.gateway import plan, replies, upstream
+from meter.gateway.capabilities import RETURN_IDS, refused_field
 from meter.gateway.fleet import Target
 from meter.gateway.replies import Reply
 from meter.gateway.upstream import EngineRefused, EngineSaid
 from meter.ledger.record import Ending
+from meter.telemetry import log
 
 if TYPE_CHECKING:
     from meter.gateway.exchange import Exchange
@@ -52,28 +57,62 @@ async def first_that_answers(exchange: Exchange) -> web.StreamResponse:
 
 
 async def _from(exchange: Exchange, target: Target) -> web.StreamResponse:
+    """One target's answer. It is asked again at once without a field of ours that it turns out not to know."""
+    unknown: set[str] = set()
+    while True:
+        live = target.backend.capabilities.best(unknown)
+        try:
+            return await _answer(exchange, target, live, unknown)
+        except EngineRefused as refused:
+            reply = refused.reply
+            field = refused_field(exchange.admission.wanted.call, live, reply.status, reply.as_it_came or b"")
+            if field is None:
+                raise
+            unknown.add(field)
+
+
+async def _answer(exchange: Exchange, target: Target, live: Live, unknown: Collection[str]) -> web.StreamResponse:
+    """`live`: what it is asked to count; `unknown`: fields that it has just refused, as is known once it takes the rest."""
     backend, hold, sent = target.backend, exchange.admission.plan.ceiling, exchange.gateway.timer()
     wanted, streamed = exchange.admission.wanted, exchange.admission.wanted.call.stream
     exchange.usage = lambda: _unanswered(exchange, target, 0.0 if streamed else exchange.gateway.timer() - sent)
     backend.outstanding += hold
     try:
         async with await upstream.ask(
-            exchange.gateway, wanted.visit, target, _body(exchange, target), request_id=exchange.lease
+            exchange.gateway, wanted.visit, target, _body(exchange, target, live), request_id=exchange.lease
         ) as answer:
             if answer.status != 200:
                 raise await upstream.said(answer, backend.terms.idle_seconds)
+            _does_not_know(target, unknown)
             if streamed and not _is_json(answer):
-                return await _Stream(exchange, target, answer, sent).relay()
+                return await _Stream(exchange, target, answer, sent, live).relay()
             return await _plain(exchange, target, answer, sent)
     finally:
         backend.outstanding -= hold
 
 
-def _body(exchange: Exchange, target: Target) -> bytes:
+def _body(exchange: Exchange, target: Target, live: Live) -> bytes:
     admission = exchange.admission
     return admission.wanted.call.body(
-        model=target.model, output_limit=admission.plan.output_limit, kind=target.backend.terms.kind
+        model=target.model,
+        output_limit=admission.plan.output_limit,
+        kind=target.backend.terms.kind,
+        live=live,
+        salt=_salt(admission.wanted.caller.account.slot),
     )
+
+
+def _salt(slot: str) -> str:
+    """Keeps a team's prefixes (or those of a key without one) apart from others' in a vLLM's cache, so that nobody can tell
+    by an answer's speed what others sent (https://arxiv.org/abs/2411.18191). The same in every process, so that the cache
+    is of use to the team wherever its requests go. It need not be a secret: a salt that a caller sends is never sent on
+    itself, only hashed together with its own team's."""
+    return hashlib.sha256(f"tokenweir/{slot}".encode()).hexdigest()
+
+
+def _does_not_know(target: Target, fields: Collection[str]) -> None:
+    if target.backend.capabilities.learn(fields):
+        log.info("a backend does not know a field", backend=target.backend.name, fields=", ".join(sorted(fields)))
 
 
 def _is_json(answer: Answer) -> bool:
@@ -141,7 +180,7 @@ def _head(exchange: Exchange, target: Target, answer: Answer, response: web.Stre
 class _Stream:
     """One streamed answer from its head to its end."""
 
-    def __init__(self, exchange: Exchange, target: Target, answer: Answer, sent: float) -> None:
+    def __init__(self, exchange: Exchange, target: Target, answer: Answer, sent: float, live: Live) -> None:
         admission, call = exchange.admission, exchange.admission.wanted.call
         self._exchange = exchange
         self._target = target
@@ -159,6 +198,7 @@ class _Stream:
         )
         self._governor = plan.Governor(admission.verdict.hold, admission.plan.ceiling)
         self._sent = sent
+        self._asked_ids = live == "token_ids" and call.endpoint in SEVERAL
 
     async def relay(self) -> web.StreamResponse:
         """Until the first content event nothing is passed on; then every piece at once."""
@@ -174,6 +214,9 @@ class _Stream:
             if self._exchange.gateway.leaving:
                 await self._break(response, "shut_down", "grace", replies.shutting_down())
             raise
+        finally:
+            if self._asked_ids and not self._scanner.ids_seen:
+                _does_not_know(self._target, (RETURN_IDS,))
         return response
 
     async def _until_content(self) -> bytes:

@@ -116,6 +116,7 @@ def fails(target: Target, now: float) -> None:
     fitness = target.backend.fitness
     was = fitness.closed
     fitness.failed(now)
+    target.backend.capabilities.forget()
     if was and not fitness.closed:
         log.warning("a backend does not answer: requests avoid it", backend=target.backend.name)
 

@@ -38,10 +38,10 @@ async def test_a_stream_asks_the_engine_for_usage_and_hides_what_nobody_asked_fo
         answer = await house.post(STREAM)
         row = (await house.rows())[0]
         sent = json.loads(house.large.requests[-1].body)
-        assert sent["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+        assert (sent["return_token_ids"], sent["stream_options"]) == (True, {"include_usage": True})
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert answer.events[-1] == "[DONE]"
-        assert all('"usage"' not in event for event in answer.events)
+        assert all('"usage"' not in event and '_ids":[' not in event for event in answer.events)
         assert (row.completion_tokens, row.usage_source, row.streamed) == (16, "engine", True)
         assert row.first_token_ms is not None
 

@@ -1,0 +1,82 @@
+"""What a backend's streams are asked to count: found out by asking, remembered, given up where an engine does not know it.
+
+Running figures make exact what a caller is charged who leaves in the middle of a stream, and how far it may go at the cap.
+An engine may refuse a field of ours that it does not know: then the same request is sent again without it, and the field is
+held unknown only if that was accepted, so that no caller's own mistake makes us ask for less. Or it may pass the field over
+without a word: its first stream shows that. Whatever is held unknown is forgotten when the backend fails: what answers
+again may be another engine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from engine_adapter.body import given
+from engine_adapter.request import SEVERAL, Call, Kind, Live
+
+Field = str
+
+RETURN_IDS: Final = "return_token_ids"
+
+_NEEDS: Final[dict[Live, tuple[Field, ...]]] = {
+    "token_ids": (RETURN_IDS, "stream_options"),
+    "usage": ("continuous_usage_stats", "stream_options"),
+    "none": ("stream_options",),
+    "nothing": (),
+}
+"""Best first: ids also count what tool and reasoning parsers swallow without an event."""
+
+_NAMED: Final = {
+    RETURN_IDS: re.compile(rb"\breturn_token_ids\b"),
+    "continuous_usage_stats": re.compile(rb"\bcontinuous_usage_stats\b"),
+    "stream_options": re.compile(rb"\b(?:stream_options|include_usage)\b"),
+}
+"""How a refusal names each, the narrower first: `stream_options` also stands before its own members."""
+
+_REFUSALS: Final = (400, 422)
+
+
+class Capabilities:
+    """Of one backend."""
+
+    __slots__ = ("_levels", "_unknown")
+
+    def __init__(self, kind: Kind) -> None:
+        self._levels = [live for live in _NEEDS if kind == "vllm" or live in ("none", "nothing")]
+        self._unknown: frozenset[Field] = frozenset()
+
+    def best(self, without: Collection[Field] = ()) -> Live:
+        """What to ask for, with none of the fields that the engine does not know, nor of `without`."""
+        unknown = self._unknown.union(without)
+        return next(live for live in self._levels if unknown.isdisjoint(_NEEDS[live]))
+
+    def learn(self, unknown: Iterable[Field]) -> bool:
+        """Holds these fields unknown; whether that is news."""
+        before, self._unknown = self._unknown, self._unknown.union(unknown)
+        return self._unknown != before
+
+    def forget(self) -> None:
+        self._unknown = frozenset()
+
+    def __repr__(self) -> str:
+        return f"asked for {self.best()}" + (f", knows no {', '.join(sorted(self._unknown))}" if self._unknown else "")
+
+
+def refused_field(call: Call, live: Live, status: int, body: bytes) -> Field | None:
+    """Which of the fields that we added to the call a refusal names; None if it is about something else."""
+    if status not in _REFUSALS or not call.stream or call.endpoint not in SEVERAL:
+        return None
+    ours = set(_NEEDS[live]).difference(_own(call))
+    return next((field for field, named in _NAMED.items() if field in ours and named.search(body)), None)
+
+
+def _own(call: Call) -> Iterable[Field]:
+    """Fields that the client sent itself: what the engine says of them is for the client to hear."""
+    if call.wants_token_ids:
+        yield RETURN_IDS
+    if call.wants_live_usage:
+        yield "continuous_usage_stats"
+    if given(call.members, "stream_options"):
+        yield "stream_options"
