@@ -61,7 +61,7 @@ def tokenizer(spec: str) -> Tokenizer:
 
 
 def _count(parts: PromptParts, tokens_of: Callable[[str], int], given_up: Callable[[], bool]) -> int:
-    around = bound(parts) - parts.text_bytes + parts.json_bytes
+    around = bound(parts) - parts.text_bytes - parts.text_growth + parts.json_bytes
     return around + sum(times * tokens_of(piece) for piece, times in _pieces(parts, given_up))
 
 

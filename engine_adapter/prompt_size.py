@@ -2,9 +2,8 @@
 
 The bound is for limits that must hold. It rests on this: a token stands for at least one byte of text. That is so for
 byte-level BPE and for byte-fallback vocabularies, the ones current models use (https://arxiv.org/abs/1909.03341 for the
-former). What a chat template writes around the text, and what a tokenizer's normalization may lengthen (NFKC turns
-U+FDFA's 3 bytes into 33, https://unicode.org/faq/normalization.html), is covered by an allowance, which grows for a model
-as soon as its engine reports more than the bound.
+former), after NFKC where they normalize; and on what JSON becomes at most when it is written anew. What a chat template
+writes around all this is covered by an allowance, which grows for a model as soon as its engine reports more than the bound.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def bound(parts: PromptParts) -> int:
         around += ALLOWANCE_PER_REQUEST
     if parts.tools:
         around += ALLOWANCE_FOR_TOOLS + ALLOWANCE_PER_TOOL * parts.tools
-    return parts.text_bytes + parts.json_growth + parts.token_ids + around + _media(parts)
+    return parts.text_bytes + parts.text_growth + parts.json_growth + parts.token_ids + around + _media(parts)
 
 
 def _media(parts: PromptParts) -> int:

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from engine_adapter import json_size
+from engine_adapter import json_size, text_size
 from engine_adapter.body import NULL, BadRequest, Members, first, given, write_object
 
 MOST_OBJECTS: Final = 50_000
@@ -93,6 +93,8 @@ class PromptParts(msgspec.Struct):
 
     text_bytes: int = 0
     """UTF-8 bytes of all text, names and ids in messages or prompts, and `json_bytes`"""
+    text_growth: int = 0
+    """bytes by which normalization makes the texts longer at most"""
     json_bytes: int = 0
     """bytes of tools, schemas, tool calls and the like, as they came"""
     json_growth: int = 0
@@ -166,21 +168,21 @@ def of_score(members: Members) -> tuple[int, PromptParts]:
 
 def _measured(members: Members, walker: Walker) -> PromptParts:
     parts = PromptParts(walker=walker, source=members)
-    text_bytes = sum(_bytes_of(text) * times for text, times in walker(members, parts))
+    _count_texts(members, parts)
     _count_fields(members, JSON_FIELDS, parts)
     parts.tools = sum(len(list(kinds(members, name))) for name in ("tools", "functions"))
-    parts.text_bytes = text_bytes + parts.json_bytes
+    parts.text_bytes += parts.json_bytes
     return parts
 
 
 def _of_pairs(members: Members, walker: Walker) -> tuple[int, PromptParts]:
     parts = PromptParts(walker=walker, source=members)
-    text_bytes = sum(_bytes_of(text) * times for text, times in walker(members, parts))
+    _count_texts(members, parts)
     shared = PromptParts()
     _count_fields(members, IN_EVERY_PAIR, shared)
     parts.json_bytes += shared.json_bytes * parts.texts
     parts.json_growth += shared.json_growth * parts.texts
-    parts.text_bytes = text_bytes + parts.json_bytes
+    parts.text_bytes += parts.json_bytes
     return parts.texts, parts
 
 
@@ -441,6 +443,12 @@ def _text(value: msgspec.Raw, parts: PromptParts) -> str:
     return ""
 
 
+def _count_texts(members: Members, parts: PromptParts) -> None:
+    for text, times in parts.walker(members, parts) if parts.walker else ():
+        parts.text_bytes += times * text_size.utf8(text)
+        parts.text_growth += times * text_size.growth(text)
+
+
 def _count_fields(members: Members, names: tuple[str, ...], parts: PromptParts) -> None:
     for name in names:
         if given(members, name):
@@ -454,7 +462,7 @@ def _count_json(value: msgspec.Raw, parts: PromptParts) -> None:
     if parts.json_marks > MOST_VALUES:
         raise _too_many_values(None)
     parts.json_bytes += len(text)
-    parts.json_growth += json_size.growth(text, marked)
+    parts.json_growth += json_size.growth(text, marked) + text_size.json_growth(text)
 
 
 def _too_many_values(name: str | None) -> BadRequest:
@@ -470,7 +478,3 @@ def kinds(members: Members, name: str) -> Iterator[str | None]:
         raise _too_many_values(name)
     for each in _READ_VALUES.decode(value):
         yield _kind(_READ_MEMBERS.decode(each), "") or None if first(each) == b"{" else None
-
-
-def _bytes_of(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
