@@ -29,7 +29,8 @@ MARKS: Final = b"{}[],"
 _OTHER_BYTES: Final = bytes(byte for byte in range(256) if byte not in MARKS)
 _ASCII: Final = bytes(range(128))
 _INDENT: Final = 4
-_DEEPER: Final = [1 if byte in b"{[" else -1 if byte in b"}]" else 0 for byte in range(256)]
+_DEEPER: Final = bytes.maketrans(MARKS, bytes([2, 0, 2, 0, 1]))
+"""By how many levels a mark goes deeper, and one more: bytes are not negative."""
 _EXPONENT: Final = re.compile(rb"[0-9][eE]")
 _EXPONENT_GROWTH: Final = 14
 """`1e15` becomes 1000000000000000.0; numbers from 1e16 on, and those below 0.0001, keep an exponent."""
@@ -47,8 +48,9 @@ def growth(text: bytes, marked: bytes) -> int:
     a blank after each comma and colon; characters beyond ASCII as \\u escapes (2 bytes to 6, 3 to 6, 4 to 12). What is
     JSON inside a string, as a tool call's arguments are, gets one line. `marked`: the text's `marks`.
     """
-    levels = list(accumulate(_DEEPER[mark] for mark in marked))
-    lines = _INDENT * sum(levels) + len(levels)
+    count = len(marked)
+    levels = sum(accumulate(marked.translate(_DEEPER))) - count * (count + 1) // 2
+    lines = _INDENT * levels + count
     blanks = text.count(b",") - marked.count(b",") + text.count(b":")
     escapes = 0 if text.isascii() else 2 * len(text.translate(None, _ASCII))
     return lines + blanks + escapes + _EXPONENT_GROWTH * len(_EXPONENT.findall(text))
