@@ -12,7 +12,7 @@ from engine_adapter.body import NULL
 from engine_adapter.choices import NotAnAnswer, read
 from engine_adapter.estimate import bytes_said, tokens_of_text
 from engine_adapter.figures import Figures, InputFigures, ReadingFigures
-from engine_adapter.lenient import read_object
+from engine_adapter.lenient import NOT_JSON, read_object
 from engine_adapter.request import Endpoint
 from engine_adapter.response import Response
 from engine_adapter.splice import rename_model
@@ -138,7 +138,7 @@ Shape = TypeVar("Shape", bound=msgspec.Struct)
 def _read(shape: type[Shape], body: bytes) -> Shape:
     try:
         answer, _ = read_object(shape, body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise NotAnAnswer(f"The worker's answer is not JSON: {error}.") from None
     if answer is None:
         raise NotAnAnswer(_NO_OBJECT)

@@ -207,14 +207,12 @@ def _only_ids(answer: Answer, data: bytes) -> bool:
 
 def _without_ids(answer: Answer, data: bytes) -> bytes:
     """The lists' places taken by null: where they stand, or else with their objects written anew."""
-    values = [(b'"prompt_token_ids"', answer.prompt_token_ids)]
+    changed: bytes | None = data
+    if answer.prompt_token_ids != NULL:
+        changed = nulled(data, b'"prompt_token_ids"', answer.prompt_token_ids)
     for choice in answer.choices or ():
-        values += (b'"prompt_token_ids"', choice.prompt_token_ids), (b'"token_ids"', choice.token_ids)
-    for name, value in values:
-        if value == NULL:
-            continue
-        changed = nulled(data, name, value)
-        if changed is None:
-            return nulled_in_choices(data, _IDS)
-        data = changed
-    return data
+        if changed is not None and choice.prompt_token_ids != NULL:
+            changed = nulled(changed, b'"prompt_token_ids"', choice.prompt_token_ids)
+        if changed is not None and choice.token_ids != NULL:
+            changed = nulled(changed, b'"token_ids"', choice.token_ids)
+    return nulled_in_choices(data, _IDS) if changed is None else changed

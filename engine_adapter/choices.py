@@ -15,7 +15,7 @@ from engine_adapter.body import NULL
 from engine_adapter.estimate import MOST_VALUES, bytes_of, has_many_values, words
 from engine_adapter.figures import Figures
 from engine_adapter.json_size import BLANKS, strings, structure
-from engine_adapter.lenient import read_parts
+from engine_adapter.lenient import NOT_JSON, check_utf8, read_parts
 
 LARGE: Final = 64 * 1024
 """Bytes of an error or of figures beyond which they are not read: real ones have some hundreds."""
@@ -95,11 +95,12 @@ class Answer(msgspec.Struct):
 def read(text: bytes) -> Answer | None:
     """One JSON object; None if it is JSON of another kind. Raises NotAnAnswer if it is not JSON."""
     try:
+        check_utf8(text)
         try:
             return _read_oddly(text) if _has_many_objects(text) else _READ.decode(text)
         except msgspec.ValidationError:
             return _read_oddly(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise NotAnAnswer(f"The worker's answer is not JSON: {error}.") from None
 
 
@@ -113,7 +114,8 @@ def count_ids(ids: msgspec.Raw) -> int | None:
     text = bytes(ids)
     if not text.startswith(b"["):
         return None
-    return text.count(b",") + 1 if len(text) > 2 and text[1:-1].strip() else 0
+    commas = text.count(b",")
+    return commas + 1 if commas or text[1:-1].strip() else 0
 
 
 _READ = msgspec.json.Decoder(Answer)

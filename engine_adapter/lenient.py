@@ -10,11 +10,22 @@ import msgspec
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 
+NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What is raised for bytes that are no JSON text, or one that is nested too deeply."""
+
+
+def check_utf8(text: bytes) -> None:
+    """msgspec does not look into strings that it passes over. Raises UnicodeDecodeError."""
+    if not text.isascii():
+        text.decode()
+
+
 def read_object(shape: type[Shape], text: bytes) -> tuple[Shape | None, bool]:
     """As much of a `shape` as there is, None if it is no object, and whether all of it had the right types.
 
-    Raises msgspec.DecodeError for what is not JSON, RecursionError for what is too deep.
+    Raises one of NOT_JSON.
     """
+    check_utf8(text)
     try:
         return _strict(shape).decode(text), True
     except msgspec.ValidationError:

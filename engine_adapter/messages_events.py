@@ -14,7 +14,7 @@ from engine_adapter.body import NULL
 from engine_adapter.choices import read_small
 from engine_adapter.estimate import bytes_of, bytes_said
 from engine_adapter.figures import InputFigures
-from engine_adapter.lenient import read_object
+from engine_adapter.lenient import NOT_JSON, read_object
 from engine_adapter.scanner import Scanner, typed_event
 from engine_adapter.splice import rename_model
 
@@ -63,7 +63,7 @@ class MessagesScanner(Scanner):
     def _read(self, data: bytes) -> bytes:
         try:
             event, well_typed = read_object(_Event, data)
-        except (msgspec.DecodeError, RecursionError):
+        except NOT_JSON:
             return data
         if event is None:
             return data

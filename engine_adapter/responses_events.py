@@ -11,7 +11,7 @@ import msgspec
 from engine_adapter.body import NULL, Members, write_object
 from engine_adapter.choices import read_small
 from engine_adapter.estimate import bytes_said
-from engine_adapter.lenient import read_object
+from engine_adapter.lenient import NOT_JSON, read_object
 from engine_adapter.open_items import OpenItems
 from engine_adapter.response import Response
 from engine_adapter.scanner import Scanner, typed_event
@@ -59,7 +59,7 @@ class ResponsesScanner(Scanner):
     def _read(self, data: bytes) -> bytes:
         try:
             event, well_typed = read_object(_Event, data)
-        except (msgspec.DecodeError, RecursionError):
+        except NOT_JSON:
             return data
         if event is None:
             return data
@@ -145,7 +145,7 @@ def _figures(usage: Usage) -> bytes:
     return msgspec.json.encode(
         {
             "input_tokens": usage.prompt,
-            "input_tokens_details": {"cached_tokens": usage.cached},
+            "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
             "output_tokens": usage.completion,
             "output_tokens_details": {"reasoning_tokens": usage.reasoning},
             "total_tokens": usage.total,

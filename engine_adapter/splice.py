@@ -44,11 +44,12 @@ def without_usage(text: bytes) -> bytes:
 
 def nulled(text: bytes, name: bytes, value: msgspec.Raw) -> bytes | None:
     """`text` with null for the only value of that (quoted) name, which is `value`. None where it is not that simple."""
-    written = b"%b:%b" % (name, value)
-    at = text.find(written)
-    if at <= 0 or text[at - 1] not in _BEFORE_NAMES or text.find(written, at + 1) >= 0:
+    at = only(text, name)
+    stop = at + len(name)
+    written = b":%b" % value
+    if at <= 0 or text[at - 1] not in _BEFORE_NAMES or not text.startswith(written, stop):
         return None
-    return b"%b:null%b" % (text[: at + len(name)], text[at + len(written) :])
+    return b"%b:null%b" % (text[:stop], text[stop + len(written) :])
 
 
 def nulled_in_choices(text: bytes, names: tuple[str, ...]) -> bytes:

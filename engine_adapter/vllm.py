@@ -57,6 +57,24 @@ def _text(message: Any) -> str:
     return message if isinstance(message, str) else msgspec.json.encode(message).decode()
 
 
+def refuses(field: str, status: int, body: bytes) -> bool:
+    """Whether an error answer says that the engine does not know a member of the request, `return_token_ids` for example:
+    named as the error's param or place, or in a sentence that calls it unknown.
+
+    A message may repeat words of the caller's: only that the same request passes without the member proves it.
+    """
+    if status not in (400, 422):
+        return False
+    error = error_of(status, body)
+    name = re.escape(field)
+    if error.param is not None and re.search(rf"\b{name}\b", error.param):
+        return True
+    place = rf"['\"]loc['\"]\s*:\s*(?:\[[^\]]*['\"]{name}['\"]|['\"][\w.]*\b{name}\b)"
+    sentence = rf"{_UNKNOWN}[^.]{{0,80}}\b{name}\b|\b{name}\b[^.]{{0,80}}{_UNKNOWN}"
+    return re.search(f"{place}|{sentence}", error.message, re.IGNORECASE) is not None
+
+
+_UNKNOWN = r"(?:unknown|unrecogni[sz]ed|unexpected|unsupported|not supported|not permitted|not allowed|forbidden|extra (?:field|input)s?)"
 _LOST_ERROR = re.compile(r"validation errors? for ChatCompletionStreamResponse\b.*'code': ([45]\d\d)\}", re.DOTALL)
 
 

@@ -253,7 +253,7 @@ def test_a_cut_closes_the_open_text_and_ends_with_the_response_so_far() -> None:
                 "output": [item],
                 "usage": {
                     "input_tokens": 11,
-                    "input_tokens_details": {"cached_tokens": 0},
+                    "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
                     "output_tokens": 2,
                     "output_tokens_details": {"reasoning_tokens": 0},
                     "total_tokens": 13,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_adapter.simulator import Simulator
-from engine_adapter.vllm import Counters, EngineError, error_of, read_counters
+from engine_adapter.vllm import Counters, EngineError, error_of, read_counters, refuses, status_of_lost_error
 
 untimed = settings(deadline=None)
 
@@ -55,6 +55,60 @@ def test_no_body_is_too_odd(status: int, body: bytes) -> None:
     error = error_of(status, body)
     assert error.message
     assert len(error.message) <= 4_000
+
+
+IDS = "return_token_ids"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error":{"message":"Unrecognized request argument supplied: return_token_ids","type":"invalid_request_error","param":null,"code":null}}',
+        b'{"error":{"message":"no","type":"invalid_request_error","param":"return_token_ids","code":"unknown_parameter"}}',
+        b'{"error":{"message":"no","type":"Bad Request","param":"body.return_token_ids","code":400}}',
+        b'{"detail":[{"type":"extra_forbidden","loc":["body","return_token_ids"],"msg":"Extra inputs are not permitted","input":true}]}',
+        b"{\"object\":\"error\",\"message\":\"[{'type': 'extra_forbidden', 'loc': ('body', 'return_token_ids'), 'msg': 'Extra inputs are not permitted'}]\"}",
+        b"{\"error\":{\"message\":\"1 validation error:\\n  {'type': 'extra_forbidden', 'loc': 'body.return_token_ids', 'msg': 'x'}\"}}",
+        b"return_token_ids is not supported by this server",
+    ],
+)
+@pytest.mark.parametrize("status", [400, 422])
+def test_an_engine_that_does_not_know_a_member_says_so(status: int, body: bytes) -> None:
+    assert refuses(IDS, status, body)
+    assert not refuses("stream_options", status, body)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (404, b'{"error":{"message":"unknown member return_token_ids","param":"return_token_ids"}}'),
+        (500, b'{"error":{"message":"unknown member return_token_ids","param":"return_token_ids"}}'),
+        (400, b'{"error":{"message":"max_tokens must be at least 1, got 0.","param":"max_tokens","code":400}}'),
+        (400, b'{"error":{"message":"unknown member xreturn_token_ids2","param":"return_token_ids_too"}}'),
+        (400, b"{\"error\":{\"message\":\"{'loc': 'body.user', 'msg': 'too long', 'input': 'return_token_ids'}\"}}"),
+        (400, b""),
+        (400, b"[[["),
+    ],
+)
+def test_other_errors_say_nothing_about_a_member(status: int, body: bytes) -> None:
+    assert not refuses(IDS, status, body)
+
+
+@untimed
+@given(
+    st.binary(max_size=300)
+    | st.text("return_token_ids 'loc:[](,.\n" * 3, max_size=3_000).map(str.encode)
+    | st.just(b"return_token_ids " * 9_000)
+)
+def test_no_body_is_too_odd_to_look_for_a_member(body: bytes) -> None:
+    assert refuses(IDS, 400, body) in (True, False)
+
+
+def test_the_status_of_a_garbled_error_is_found_and_nothing_else_is_taken_for_one() -> None:
+    said = "2 validation errors for ChatCompletionStreamResponse\nmodel [input_value={'error': {'message': 'Th...am': None, 'code': 503}}]"
+    assert status_of_lost_error(said) == 503
+    for other in ("", "x" * 100_000, said.replace("503", "200"), said.replace("Chat", "Other"), "{'code': 503}}"):
+        assert status_of_lost_error(other) is None
 
 
 LOADED = """\
