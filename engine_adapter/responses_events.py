@@ -52,8 +52,6 @@ class ResponsesScanner(Scanner):
     def __init__(self, *, prompt_estimate: int, rename: tuple[str, str] | None) -> None:
         super().__init__(prompt_estimate=prompt_estimate, rename=rename)
         self._opening = b""
-        self._number = 0
-        """of the next event"""
         self._items = OpenItems()
 
     def _read(self, data: bytes) -> bytes:
@@ -66,7 +64,7 @@ class ResponsesScanner(Scanner):
         if event.type == "error" or event.error != NULL:
             return self._fail(_error_of(event), data)
         if event.sequence_number is not None:
-            self._number = event.sequence_number + 1
+            self.next_number = event.sequence_number + 1
         if event.response is not None or event.type in _ENDINGS:
             return self._read_response(event.type, event.response or Response(), data)
         if event.type.startswith("response.") and event.type not in _WAITING:
@@ -136,8 +134,8 @@ class ResponsesScanner(Scanner):
         return write_object({**opening, **changed})
 
     def _event(self, kind: str, members: dict[str, msgspec.Raw | bytes]) -> bytes:
-        number = b"%d" % self._number
-        self._number += 1
+        number = b"%d" % self.next_number
+        self.next_number += 1
         return typed_event(kind, {**members, "sequence_number": number})
 
 

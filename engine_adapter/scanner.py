@@ -63,6 +63,9 @@ class Scanner(ABC):
         """what may have been used by now in all, for staying within a hold: without figures the prompt's estimate, and
         text by its size"""
 
+        self.next_number = 0
+        """of the next event, where the dialect numbers them: for who ends the stream with an event of his own"""
+
         self.ids_seen = False
         """the engine sent token ids: it knows `return_token_ids`"""
 

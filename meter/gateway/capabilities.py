@@ -9,10 +9,10 @@ again may be another engine.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 from typing import Final
 
+from engine_adapter import vllm
 from engine_adapter.body import given
 from engine_adapter.request import SEVERAL, Call, Kind, Live
 
@@ -28,14 +28,12 @@ _NEEDS: Final[dict[Live, tuple[Field, ...]]] = {
 }
 """Best first: ids also count what tool and reasoning parsers swallow without an event."""
 
-_NAMED: Final = {
-    RETURN_IDS: re.compile(rb"\breturn_token_ids\b"),
-    "continuous_usage_stats": re.compile(rb"\bcontinuous_usage_stats\b"),
-    "stream_options": re.compile(rb"\b(?:stream_options|include_usage)\b"),
+_NAMES: Final = {
+    RETURN_IDS: (RETURN_IDS,),
+    "continuous_usage_stats": ("continuous_usage_stats",),
+    "stream_options": ("stream_options", "include_usage"),
 }
-"""How a refusal names each, the narrower first: `stream_options` also stands before its own members."""
-
-_REFUSALS: Final = (400, 422)
+"""By which a refusal may name each, the narrower first: `stream_options` also stands before its own members."""
 
 
 class Capabilities:
@@ -66,10 +64,13 @@ class Capabilities:
 
 def refused_field(call: Call, live: Live, status: int, body: bytes) -> Field | None:
     """Which of the fields that we added to the call a refusal names; None if it is about something else."""
-    if status not in _REFUSALS or not call.stream or call.endpoint not in SEVERAL:
+    if not call.stream or call.endpoint not in SEVERAL:
         return None
     ours = set(_NEEDS[live]).difference(_own(call))
-    return next((field for field, named in _NAMED.items() if field in ours and named.search(body)), None)
+    for field, names in _NAMES.items():
+        if field in ours and any(vllm.refuses(name, status, body) for name in names):
+            return field
+    return None
 
 
 def _own(call: Call) -> Iterable[Field]:

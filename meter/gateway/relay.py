@@ -365,7 +365,7 @@ class _Stream:
         exchange = self._exchange
         exchange.finish_reason = self._scanner.finish_reason
         exchange.book(ending, self._scanner.usage(), status=200, reason=reason)
-        await self._send(response, said.event(exchange.admission.wanted.visit.dialect))
+        await self._send(response, said.event(exchange.admission.wanted.visit.dialect, self._scanner.next_number))
         await self._close(response)
 
 

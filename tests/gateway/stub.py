@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,9 +25,11 @@ class Asked:
 class Stub:
     url: str = ""
     requests: list[Asked] = field(default_factory=list)
+    left: int = 0
+    """Connections that were closed before the answer's end."""
 
 
-Answering = Callable[[Asked], Awaitable[bytes]]
+Answering = Callable[[Asked], AsyncIterator[bytes]]
 
 
 def answered(body: bytes, *fields: bytes, status: bytes = b"200 OK") -> bytes:
@@ -45,22 +47,49 @@ def streamed(*events: Any) -> bytes:
     return answered(b"".join(b"data: %b\n\n" % text.encode() for text in texts), b"Content-Type: text/event-stream")
 
 
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+STREAM_END = b"0\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def typed(event: dict[str, Any]) -> bytes:
+    """An event that names its type twice, as those of responses and messages do."""
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), json.dumps(event).encode())
+
+
 @asynccontextmanager
 async def worker(answer: bytes | Answering) -> AsyncIterator[Stub]:
-    """`answer`: the same bytes for everybody, or what to say to each request."""
+    """`answer`: the same bytes for everybody, or what to say to each request, piece by piece."""
     stub = Stub()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = await _read(reader)
         stub.requests.append(asked)
-        writer.write(answer if isinstance(answer, bytes) else await answer(asked))
-        await writer.drain()
+        answering = asyncio.create_task(_say(writer, answer, asked))
+        leaving = asyncio.create_task(reader.read())
+        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        stub.left += not answering.done()
+        for task in (answering, leaving):
+            task.cancel()
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         stub.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield stub
+
+
+async def _say(writer: asyncio.StreamWriter, answer: bytes | Answering, asked: Asked) -> None:
+    async for piece in answer(asked) if callable(answer) else _once(answer):
+        writer.write(piece)
+        await writer.drain()
+
+
+async def _once(answer: bytes) -> AsyncIterator[bytes]:
+    yield answer
 
 
 async def _read(reader: asyncio.StreamReader) -> Asked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from meter.callers.edits import KeyDraft
 from meter.callers.registry import Registry
 from meter.gateway.capabilities import Capabilities, refused_field
 from tests.gateway.house import HELLO, House
-from tests.gateway.stub import Asked, answered, plain, streamed, worker
+from tests.gateway.stub import Answering, Asked, answered, plain, streamed, worker
 
 STREAM = {**HELLO, "stream": True}
 ALONE = {"on_outage": "reject", "rate": None, "burst": None}
@@ -90,17 +90,19 @@ def _chunk(text: str, finish: str | None = None, **more: Any) -> dict[str, Any]:
 USAGE = {"id": "c", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}}
 
 
-def engine(*refused: str, ignores: bool = False) -> Callable[[Asked], Any]:
+def engine(*refused: str, ignores: bool = False) -> Answering:
     """Answers streams of two tokens; refuses these fields, or passes over what it does not know."""
 
-    async def answer(asked: Asked) -> bytes:
+    async def answer(asked: Asked) -> AsyncIterator[bytes]:
         body = asked.json
         options = body.get("stream_options") or {}
         for field in refused:
             if field in body or field in options:
-                return plain({"object": "error", "message": NOT_KNOWN % field, "code": 400}, 400)
+                yield plain({"object": "error", "message": NOT_KNOWN % field, "code": 400}, 400)
+                return
         if body.get("top_k") == "x":
-            return plain({"error": {"message": "top_k: 'return_token_ids' is no number"}}, 400)
+            yield plain({"error": {"message": "top_k: return_token_ids is not supported"}}, 400)
+            return
         ids = body.get("return_token_ids") and not ignores
         usage = options.get("continuous_usage_stats") and not ignores
         chunks = [_chunk("a"), _chunk("b", "stop")]
@@ -112,7 +114,7 @@ def engine(*refused: str, ignores: bool = False) -> Callable[[Asked], Any]:
         if ids:
             chunks[0]["prompt_token_ids"] = [1, 2, 3]
         last = [USAGE] if options.get("include_usage") else []
-        return streamed(*chunks, *last, "[DONE]")
+        yield streamed(*chunks, *last, "[DONE]")
 
     return answer
 
@@ -175,7 +177,7 @@ async def test_a_caller_s_own_mistake_is_told_and_makes_us_ask_for_no_less(tmp_p
         House(tmp_path, tier=ALONE, backends={"u1": {"url": stub.url}}) as house,
     ):
         mistaken = await house.post({**STREAM, "top_k": "x"})
-        assert (mistaken.status, "is no number" in mistaken.json["error"]["message"]) == (400, True)
+        assert (mistaken.status, "top_k" in mistaken.json["error"]["message"]) == (400, True)
         await house.post(STREAM)
         assert [asked_for(asked) for asked in stub.requests] == ["iu", "cu", "iu"]
         rows = await house.rows(2)
@@ -195,11 +197,12 @@ async def test_what_a_client_asked_for_itself_is_its_own_to_hear_about(tmp_path:
 async def test_a_backend_that_was_away_is_asked_for_everything_again(tmp_path: Path) -> None:
     away = False
 
-    async def answer(asked: Asked) -> bytes:
+    async def answer(asked: Asked) -> AsyncIterator[bytes]:
         if away:
-            return answered(b"", status=b"500 Away")
-        known: bytes = await engine("return_token_ids")(asked)
-        return known
+            yield answered(b"", status=b"500 Away")
+            return
+        async for piece in engine("return_token_ids")(asked):
+            yield piece
 
     async with worker(answer) as stub, House(tmp_path, tier=ALONE, backends={"u1": {"url": stub.url}}) as house:
         assert (await house.post(STREAM)).status == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,9 @@ async def test_the_engine_s_own_refusal_is_passed_on_in_the_caller_s_dialect(tmp
 async def test_a_key_may_ask_for_only_a_few_at_once(tmp_path: Path, tier: dict[str, Any], most: int) -> None:
     go = asyncio.Event()
 
-    async def slow(asked: Asked) -> bytes:
+    async def slow(asked: Asked) -> AsyncIterator[bytes]:
         await go.wait()
-        return plain({"count": 1})
+        yield plain({"count": 1})
 
     async with worker(slow) as stub, House(tmp_path, tier=tier, backends={"u1": {"url": stub.url}}) as house:
         running = [asyncio.create_task(house.post(TEXT, path="/tokenize")) for _ in range(most)]
