@@ -295,11 +295,7 @@ def _kind(part: Members, otherwise: str) -> str:
 def _objects(members: Members, name: str, parts: PromptParts) -> list[Members]:
     """The messages or items, counted."""
     text = bytes(members.get(name, NULL))
-    if (
-        text.translate(None, json_size.BLANKS).count(b",{") > MOST_OBJECTS
-        and json_size.structure(text).count(b",{") > MOST_OBJECTS
-    ):
-        raise BadRequest(f"{name} has more than {MOST_OBJECTS} objects: send fewer messages and parts.", name)
+    _check_number(text, name)
     try:
         objects = _READ_OBJECTS.decode(text)
     except msgspec.ValidationError:
@@ -318,10 +314,20 @@ _MUST_BE: Final = {
 
 def _list(value: msgspec.Raw, must_be: str, field: str) -> list[Members | str]:
     """Objects and strings: a list of them, or one."""
+    text = bytes(value) if first(value) == b"[" else b"[%b]" % value
+    _check_number(text, field)
     try:
-        return _READ_LIST.decode(value if first(value) == b"[" else b"[%b]" % value)
+        return _READ_LIST.decode(text)
     except msgspec.ValidationError:
         raise BadRequest(f"{must_be}.", field) from None
+
+
+def _check_number(text: bytes, name: str) -> None:
+    if (
+        text.translate(None, json_size.BLANKS).count(b",{") > MOST_OBJECTS
+        and json_size.structure(text).count(b",{") > MOST_OBJECTS
+    ):
+        raise BadRequest(f"{name} has more than {MOST_OBJECTS} objects: send fewer messages and parts.", name)
 
 
 # ---- prompts without a template --------------------------------------------------------------------------------------

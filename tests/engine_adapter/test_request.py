@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_adapter.body import MOST_STRINGS
-from engine_adapter.prompts import MOST_OBJECTS
+from engine_adapter.prompts import MOST_OBJECTS, MOST_VALUES
 from engine_adapter.request import FLAGS, NUMBERS, BadRequest, Call, parse
 
 untimed = settings(deadline=None)
@@ -450,6 +450,26 @@ def test_more_strings_than_any_real_body_has_are_refused(endpoint: Any, raw: byt
 def test_more_messages_and_parts_than_any_real_body_has_are_refused(messages: bytes) -> None:
     refused = refusal("chat", of_messages(messages))
     assert (refused.param, f"more than {MOST_OBJECTS} objects" in refused.message) == ("messages", True)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "field", "members"),
+    [
+        ("messages", "system", b'"messages":[{}],"max_tokens":9,"system":'),
+        ("responses", "input", b'"input":'),
+        ("rerank", "documents", b'"query":"q","documents":'),
+        ("score", "text_1", b'"text_2":"q","text_1":'),
+    ],
+)
+def test_so_are_more_parts_items_and_documents(endpoint: Any, field: str, members: bytes) -> None:
+    refused = refusal(endpoint, b'{"model":"m1",%b[{}%b]}' % (members, b",{}" * (MOST_OBJECTS + 1)))
+    assert (refused.param, f"more than {MOST_OBJECTS} objects" in refused.message) == (field, True)
+
+
+@pytest.mark.parametrize("field", ["tools", "response_format", "documents"])
+def test_more_values_than_any_schema_has_are_refused(field: str) -> None:
+    raw = b'{"model":"m1","messages":[{"content":"a"}],"%b":[%b]}' % (field.encode(), listed(b"1", MOST_VALUES + 2))
+    assert f"more than {MOST_VALUES} values" in refusal("chat", raw).message
 
 
 @pytest.mark.parametrize(
