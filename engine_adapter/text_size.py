@@ -33,9 +33,21 @@ GROWING: Final = {
 _GROWING: Final = re.compile(f"[{''.join(GROWING)}]")
 
 
+WORST: Final = max(GROWING.values())
+MOST: Final = 50_000
+"""So many are looked up, each takes a moment; what a text has more of counts as the worst."""
+
+
 def growth(text: str) -> int:
     """Bytes by which normalization makes it longer at most. Linear, about 16 ns a character; nothing for ASCII."""
-    return 0 if text.isascii() else sum(GROWING[found[0]] for found in _GROWING.finditer(text))
+    if text.isascii():
+        return 0
+    more = 0
+    for number, found in enumerate(_GROWING.finditer(text)):
+        if number == MOST:
+            return more + WORST * (len(text) - found.start())
+        more += GROWING[found[0]]
+    return more
 
 
 _ESCAPE: Final = re.compile(rb"\\u([0-9a-fA-F]{4})")
@@ -43,5 +55,9 @@ _ESCAPE: Final = re.compile(rb"\\u([0-9a-fA-F]{4})")
 
 def json_growth(raw: bytes) -> int:
     """The same of JSON, whose characters may stand there as escapes."""
-    escaped = sum(GROWING.get(chr(int(code, 16)), 0) for code in _ESCAPE.findall(raw))
-    return escaped if raw.isascii() else escaped + growth(raw.decode())
+    escapes = raw.count(b"\\u")
+    if escapes > MOST:
+        more = WORST * escapes
+    else:
+        more = sum(GROWING.get(chr(int(code, 16)), 0) for code in _ESCAPE.findall(raw))
+    return more if raw.isascii() else more + growth(raw.decode())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_adapter.text_size import GROWING, growth, json_growth, normalized, utf8
+from engine_adapter.text_size import GROWING, MOST, WORST, growth, json_growth, normalized, utf8
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,13 @@ def test_what_stands_in_json_grows_as_it_would_by_itself(text: str, escaped: boo
 @given(texts)
 def test_a_normalized_text_is_no_longer_than_foreseen(text: str) -> None:
     assert len(unicodedata.normalize("NFKC", text).encode()) <= utf8(text) + growth(text)
+
+
+@pytest.mark.parametrize(("character", "more"), [("½", 3), ("\ufdfa", 30)])
+def test_more_of_them_than_any_text_has_count_as_the_worst(character: str, more: int) -> None:
+    assert growth(character * MOST) == more * MOST
+    assert growth(character * MOST + "a" + character) == more * MOST + WORST
+    assert growth(character * MOST + character + "a") == more * MOST + 2 * WORST
+    escape = b"\\u%04x" % ord(character)
+    assert json_growth(escape * MOST) == more * MOST
+    assert json_growth(escape * (MOST + 1)) == WORST * (MOST + 1)
