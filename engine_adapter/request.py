@@ -148,6 +148,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         """False where a prompt is only read: embeddings, rerank, score."""
         return self.endpoint in LIMITS
 
+    @property
+    def answers(self) -> int:
+        """Answers per prompt that come back. So often vLLM works a prompt: it passes best_of over."""
+        return (whole(self.members, "n") or 1) if self.endpoint in SEVERAL else 1
+
     def body(
         self, *, model: str, output_limit: int | None, kind: Kind, live: Live = "usage", salt: str | None = None
     ) -> bytes:

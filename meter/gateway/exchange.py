@@ -313,7 +313,7 @@ class Exchange:
                 exchange_id=self.admission.lease,
                 prompt_tokens=usage.prompt,
                 completion_tokens=usage.completion,
-                engine_prompt_tokens=usage.prompt * self.admission.wanted.call.choices,
+                engine_prompt_tokens=usage.prompt * self.admission.wanted.call.answers,
                 duration_ms=round((self.gateway.timer() - self.admission.wanted.visit.started) * 1000),
             )
         )
@@ -353,7 +353,7 @@ class Exchange:
             cached_prompt_tokens=usage.cached,
             completion_tokens=usage.completion,
             reasoning_tokens=usage.reasoning,
-            engine_prompt_tokens=usage.prompt * wanted.call.choices,
+            engine_prompt_tokens=usage.prompt * wanted.call.answers,
             engine_completion_tokens=usage.completion,
             usage_source=usage.source,
             expected_tokens=admission.plan.expected,

@@ -191,7 +191,7 @@ class _Stream:
             wants_usage=call.wants_usage,
             wants_live_usage=call.wants_live_usage,
             wants_token_ids=call.wants_token_ids,
-            choices=admission.size.choices,
+            choices=call.prompts * call.answers,
             prompt_estimate=admission.size.prompt_estimate,
             rename=_rename(exchange, target),
             prompts=call.prompts,

@@ -177,6 +177,22 @@ def test_streams_that_always_say_their_usage_are_not_asked_for_it(endpoint: Any)
     assert "return_token_ids" not in out
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "choices", "answers"),
+    [
+        ("chat", {}, 1, 1),
+        ("chat", {"n": 3}, 3, 3),
+        ("completions", {"n": None, "best_of": 4}, 4, 1),
+        ("completions", {"n": 2, "best_of": 4}, 4, 2),
+        ("embeddings", {"n": 3}, 1, 1),
+        ("messages", {"n": 3}, 1, 1),
+    ],
+)
+def test_best_of_may_cost_more_answers_than_come_back(endpoint: Any, fields: Any, choices: int, answers: int) -> None:
+    asked = call(endpoint, **BODIES[endpoint], **fields)
+    assert (asked.choices, asked.answers) == (choices, answers)
+
+
 # ---- limits, and what must stay below them ---------------------------------------------------------------------------
 
 

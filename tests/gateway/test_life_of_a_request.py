@@ -59,18 +59,21 @@ async def test_a_client_that_asked_for_usage_gets_it_once(tmp_path: Path) -> Non
     [
         ("/v1/completions", {"model": "m1", "prompt": "one two three", "max_tokens": 5}),
         ("/v1/completions", {"model": "m1", "prompt": ["one two", "three"], "max_tokens": 5, "stream": True}),
+        ("/v1/completions", {"model": "m1", "prompt": ["one two", "three"], "max_tokens": 5, "n": 2}),
+        ("/v1/completions", {"model": "m1", "prompt": "one two", "max_tokens": 5, "best_of": 2, "stream": True}),
+        ("/v1/chat/completions", {**HELLO, "n": 3}),
+        ("/v1/chat/completions", {**STREAM, "n": 3}),
         ("/v1/embeddings", {"model": "m1", "input": "one two three"}),
     ],
 )
-async def test_every_endpoint_is_metered(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+async def test_what_the_engine_itself_counts_is_on_record(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
     async with House(tmp_path) as house:
         answer = await house.post(body, path=path)
         row = (await house.rows())[0]
         assert answer.status == 200
-        assert row.endpoint == path
-        assert row.prompt_tokens + row.completion_tokens == house.large.prompt_tokens_total + (
-            house.large.generation_tokens_total
-        )
+        assert (row.endpoint, row.usage_source) == (path, "engine")
+        assert row.engine_prompt_tokens == house.large.prompt_tokens_total
+        assert row.engine_completion_tokens == row.completion_tokens == house.large.generation_tokens_total
 
 
 async def test_overage_is_served_by_the_cheaper_backend_under_its_own_name(tmp_path: Path) -> None:
