@@ -111,7 +111,8 @@ class Sidecar:
             await migrate(config.ledger.url)
         registry = Registry(engine, now)
         config.ledger.journal_dir.mkdir(parents=True, exist_ok=True)
-        self._directory = Directory(engine, config, config.ledger.journal_dir / "callers.snapshot", now)
+        snapshot = config.ledger.journal_dir / "callers.snapshot"
+        self._directory = Directory(engine, config, snapshot, now, on_edit=lambda was: self._store.was(was))
         await self._directory.start()
         stack.push_async_callback(self._directory.stop)
         refill = self._on_record if self._sites != "admin" else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from quotas import store
@@ -168,6 +168,8 @@ class State:
     targets: dict[str, Meter] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
     due: list[tuple[int, str]] = field(default_factory=list)
+    recalled: int = -1
+    """when it was last charged what it had used elsewhere"""
 
     def tick(self, terms: Terms, now: int) -> None:
         """Brings the books to `now`: windows slide, leases expire, the long expired are forgotten."""
@@ -239,6 +241,17 @@ class State:
             if window.reset_seconds > 0:
                 meter.opened = max(0, now + round(window.reset_seconds * SECOND) - meter.repay.span)
 
+    def recall(self, other: State, now: int) -> None:
+        """Adds what other books of this scope, of the same layout, say was charged."""
+        self.recalled = now
+        mine, its = self.primary, other.primary
+        for window, past in ((self.cap, other.cap), (mine.rate, its.rate), (mine.repay, its.repay)):
+            if window is not None and past is not None:
+                for index, tokens in past.slots.items():
+                    window.add(index * past.slot, tokens)
+        mine.debt.charge(now, its.debt.owed(now))
+        mine.opened = max(mine.opened, its.opened)
+
     def keep_until(self, lease_span: int) -> int:
         """The moment from which nothing here can matter to any answer."""
         meters = (self.primary, *self.targets.values())
@@ -309,12 +322,17 @@ def seeded(seed: Seed, now: int) -> Iterator[tuple[Scope, State]]:
         yield scope, state
 
 
+def recalled(scope: Scope, seed: Seed, now: int) -> State:
+    """The books of one scope, as `seeded` has them."""
+    return next(state for _, state in seeded(replace(seed, scopes=(scope,)), now))
+
+
 def _recalled(terms: Terms, charges: Iterable[Past], now: int) -> State:
     state = State()
     state.tick(terms, now)
     for past in charges:
         at = min(now, round(past.at * SECOND))
-        if state.cap is not None:
+        if state.cap is not None and past.capped:
             state.cap.add(at, past.tokens)
         if past.primary:
             state.primary.charge(at, past.tokens)

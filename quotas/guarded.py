@@ -20,28 +20,25 @@ another sidecar filled the slot, it knew all that had reached the ledger: only w
 told.
 
 **Moved.** Where a key changes its team, or windows get longer, the books that are asked now do not have all that counts in
-them: what is missing of what is on record is charged there, at once, so that it counts as long as it would if it were new.
+them: what is missing of what is on record is charged there, each at its moment, once for all sidecars. Running leases go
+along: each sidecar takes its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
-from uuid import uuid4
 
-from quotas import windows
 from quotas.alone import Alone
-from quotas.books import REMEMBER
-from quotas.homes import Homes
-from quotas.policy import Limit
+from quotas.concurrency import OnceAtATime, together
+from quotas.homes import Homes, left_for
+from quotas.moves import missing
 from quotas.store import (
     Account,
     Ask,
-    Past,
     Progress,
     QuotaStore,
     Scope,
@@ -50,9 +47,9 @@ from quotas.store import (
     Unseeded,
     Verdict,
     View,
-    Window,
 )
 from quotas.store_clock import TOLERANCE, StoreClock
+from quotas.untold import Debt, Owed, Spent, Untold
 from quotas.windows import SECOND
 
 FAILURES = 3
@@ -69,9 +66,6 @@ REFILL_SECONDS = 1.0
 
 SHIPPED_SECONDS = 1.0
 """What ended so long before another sidecar looked at the ledger was in it."""
-
-TOGETHER = 64
-"""So many calls are under way at once while the returned store is told what it missed."""
 
 
 class OnRecord(Protocol):
@@ -100,56 +94,6 @@ class _Lease:
     consumed: int = 0
     base: int = 0
     local_base: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Debt:
-    """What the store is still to be told, as it is handed to a successor: a settlement, or (`primary` not None) tokens to be
-    charged on the primary, or in the cap alone. `ended`: the newest of it, in seconds of the store's time."""
-
-    account: Account
-    lease: str
-    tokens: int
-    primary: bool | None
-    ended: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Owed:
-    """A settlement that the store may have missed; not worth telling after `until`."""
-
-    account: Account
-    consumed: int
-    until: float
-
-
-@dataclass(slots=True, eq=False)
-class _Spent:
-    """What ended here and the store does not know, in windows as long as the account's longest. `since_filled`: it was left
-    out of what the slot was filled with."""
-
-    account: Account
-    rate: windows.Window | None = field(init=False)
-    cap: windows.Window | None = field(init=False)
-    names: dict[bool, str] = field(default_factory=lambda: {primary: f"away-{uuid4()}" for primary in (True, False)})
-    newest: int = 0
-    since_filled: bool = False
-
-    def __post_init__(self) -> None:
-        self.rate = _longest(scope.policy.rate for scope in self.account.scopes)
-        self.cap = _longest(scope.policy.cap for scope in self.account.scopes)
-
-    def add(self, now: int, tokens: int, *, primary: bool) -> None:
-        self.newest = max(self.newest, now)
-        for window in (self.rate if primary else None, self.cap):
-            if window is not None:
-                window.slide(now)
-                window.add(now, tokens)
-
-    def tokens(self, now: int, since: int = 0) -> dict[bool, int]:
-        """What still counts of it and ended after `since`: on the primary, and in the cap alone."""
-        rate, cap = (_sum(window, now, since) for window in (self.rate, self.cap))
-        return {True: rate, False: max(0, cap - rate)}
 
 
 class GuardedStore:
@@ -187,13 +131,12 @@ class GuardedStore:
         self._failures = 0
         self._time = StoreClock()
         self._ahead = 0.0  # the store's clock before ours, as last heard
+        self._telling = asyncio.Lock()
         self._mender: asyncio.Task[None] | None = None
         self._leases: dict[str, _Lease] = {}
         self._settling: dict[str, _Lease] = {}
-        self._owed: dict[str, _Owed] = {}
-        self._spent: list[_Spent] = []
-        self._spending: dict[Account, _Spent] = {}  # those of them to which more may be added
-        self._fills: dict[str, asyncio.Task[bool]] = {}
+        self._untold = Untold(lease_seconds)
+        self._fills = OnceAtATime()
         self._dry: dict[str, float] = {}  # slots that could not be filled -> when that is tried again
         self._new_time: float | None = None  # books from before are void, but for those of these slots
         self._renewed: set[str] = set()
@@ -202,7 +145,7 @@ class GuardedStore:
 
     def __repr__(self) -> str:
         state = self.trouble or "up"
-        return f"<GuardedStore {state}, {len(self._owed)} settlements owed, over {self._inner!r}>"
+        return f"<GuardedStore {state}, {len(self._untold)} settlements owed, over {self._inner!r}>"
 
     @property
     def trouble(self) -> str | None:
@@ -248,6 +191,8 @@ class GuardedStore:
         known = self._leases.get(lease)
         if known is None and not self.up:
             raise self._away()
+        if known is not None and known.account.slot != account.slot:
+            account = await self._followed(account, lease, known)
         if self.up and (known is None or known.at_inner):
             try:
                 return await self._progress_there(account, lease, known, consumed, extend_to)
@@ -263,7 +208,9 @@ class GuardedStore:
         """True unless the store knew no such lease."""
         known = self._leases.pop(lease, None)
         if known is not None and known.local_base is not None:
-            await self._alone.settle(account, lease, max(0, consumed - known.local_base))
+            await self._alone.settle(known.account, lease, max(0, consumed - known.local_base))
+        if known is not None and known.account.slot != account.slot:
+            self._follow(lease, known, account)
         if known is not None and not known.at_inner:
             self._tally(known, consumed)
             return True
@@ -280,9 +227,13 @@ class GuardedStore:
 
     async def renew(self, leases: list[tuple[Account, str]]) -> None:
         """Never raises: a lease that could not be renewed is looked after when the store is back."""
-        await self._alone.renew([(account, lease) for account, lease in leases if self._is_local(lease)])
+        await self._alone.renew([(self._leases[lease].account, lease) for _, lease in leases if self._is_local(lease)])
         if self.up:
             asked = self._clock()
+            for account, lease in leases:
+                known = self._leases.get(lease)
+                if known is not None and known.account.slot != account.slot:
+                    self._follow(lease, known, account)
             there = [(account, lease) for account, lease in leases if self._is_at_inner(lease)]
             try:
                 await self._inner.renew(there)
@@ -308,6 +259,9 @@ class GuardedStore:
     async def seed(self, slot: str, seed: Seed) -> bool:
         return await self._inner.seed(slot, seed)
 
+    async def recall(self, account: Account, seed: Seed, since: float) -> bool:
+        return await self._inner.recall(account, seed, since)
+
     async def forget(self, slot: str) -> None:
         """What was used is looked up anew at the next question."""
         await self._inner.forget(slot)
@@ -327,10 +281,10 @@ class GuardedStore:
                 self._failed()
 
     async def close(self) -> None:
-        tasks = [task for task in (self._mender, *self._fills.values()) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._mender is not None:
+            self._mender.cancel()
+            await asyncio.gather(self._mender, return_exceptions=True)
+        await self._fills.close()
         await self._inner.close()
 
     # ---- asking the store --------------------------------------------------------------------------------------------
@@ -411,7 +365,7 @@ class GuardedStore:
         slot = account.slot
         if self._clock() >= self._dry.get(slot, 0.0):
             try:
-                if await self._once(slot, self._filled, account):
+                if await self._fills.do(slot, lambda: self._filled(account), FILL_SECONDS):
                     return
             except TimeoutError:
                 self._dry[slot] = self._clock() + REFILL_SECONDS
@@ -419,22 +373,13 @@ class GuardedStore:
             f"the quota store does not know what {slot} used, and the ledger cannot say it now; try again shortly"
         )
 
-    async def _once(self, what: str, work: Callable[[Account], Coroutine[Any, Any, bool]], account: Account) -> bool:
-        """Has the work done, once at a time. Raises TimeoutError where that takes too long; it goes on."""
-        task = self._fills.get(what)
-        if task is None:
-            task = self._fills[what] = asyncio.create_task(work(account))
-            task.add_done_callback(lambda _: self._fills.pop(what, None))
-        async with asyncio.timeout(FILL_SECONDS):
-            return await asyncio.shield(task)
-
     async def _filled(self, account: Account) -> bool:
         slot = account.slot
         try:
             await self._drop_void(account)
             await self._seed(account)
             leases = [lease for lease, known in self._leases.items() if known.account.slot == slot]
-            await _together(self._carry(lease) for lease in leases)
+            await together(self._carry(lease) for lease in leases)
         except StoreUnavailable:
             self._dry[slot] = self._clock() + REFILL_SECONDS
             self._ensure_mender()
@@ -457,14 +402,12 @@ class GuardedStore:
     async def _seed(self, account: Account) -> None:
         slot = account.slot
         unsettled: dict[str, _Lease] = {}
-        ended: list[_Spent] = []
+        ended: list[Spent] = []
 
         def look() -> Collection[str]:
             nonlocal unsettled, ended
-            running = {**self._settling, **self._leases}
-            unsettled = {lease: known for lease, known in running.items() if known.account.slot == slot}
-            ended = [spent for spent in self._spent if spent.account.slot == slot]
-            self._spending = {who: spent for who, spent in self._spending.items() if who.slot != slot}
+            unsettled = self._unsettled(slot)
+            ended = self._untold.spent_of(slot)
             return unsettled.keys()
 
         if self._refill is None:
@@ -475,13 +418,18 @@ class GuardedStore:
         if await self._inner.seed(slot, seed):
             self._take_over(slot, unsettled, ended)
 
-    def _take_over(self, slot: str, unsettled: dict[str, _Lease], ended: list[_Spent]) -> None:
+    def _unsettled(self, slot: str) -> dict[str, _Lease]:
+        running = {**self._settling, **self._leases}
+        return {lease: known for lease, known in running.items() if known.account.slot == slot}
+
+    def _take_over(self, slot: str, unsettled: dict[str, _Lease], ended: list[Spent]) -> None:
         """The slot was filled from here: what had ended is in it, what had not is unknown to it."""
-        self._spent = [spent for spent in self._spent if spent not in ended]
-        for spent in self._spent:
-            spent.since_filled = spent.since_filled or spent.account.slot == slot
+        for spent in ended:
+            self._untold.told(spent)
+        for spent in self._untold.spent_of(slot):
+            spent.since_filled = True
         for lease, known in unsettled.items():
-            owed = self._owed.pop(lease, None)
+            owed = self._untold.take_settlement(slot, lease)
             consumed = owed.consumed + known.base if owed is not None else 0
             known.base, known.at_inner = 0, False
             if owed is not None:
@@ -489,12 +437,16 @@ class GuardedStore:
 
     # ---- a key that moved, a window that got longer ------------------------------------------------------------------
 
+    def was(self, account: Account) -> None:
+        """What an account was before an edit, so that this sidecar sees that it changed, even if it never asked for it."""
+        self._homes.recall(account)
+
     async def _bring_up(self, account: Account) -> None:
         """Has what is on record charged where it is missing; where that cannot be had now, a later question tries again."""
         who = f"{account.slot} {account.scopes[0].name}"
         if self._clock() >= self._dry.get(who, 0.0):
             with suppress(TimeoutError):
-                if await self._once(who, self._brought_up, account):
+                if await self._fills.do(who, lambda: self._brought_up(account), FILL_SECONDS):
                     return
             self._dry[who] = self._clock() + REFILL_SECONDS
 
@@ -502,28 +454,49 @@ class GuardedStore:
         """Charges what the scopes used elsewhere, or before the reach of shorter windows. False: that cannot be known now."""
         changed = self._homes.changed(account)
         try:
-            if self._refill is not None and (await self._inner.peek(account)).seeded:
-                now = await self._inner.ping()
-                seed = await self._refill(account, now, lambda: {**self._settling, **self._leases}.keys())
-                shown = (await self._inner.peek(account)).windows
-                for scope in changed:
-                    await self._charge_missing(account.slot, scope, seed, now, shown)
+            followed = self._follow_all(account)
+            if followed:
+                await self._tell(everything=False)
+            await self._recall(account, changed, followed)
         except (StoreUnavailable, Unseeded):
             return False
         self._homes.note(account)
         return True
 
-    async def _charge_missing(self, slot: str, scope: Scope, seed: Seed, now: float, shown: Iterable[Window]) -> None:
-        used = {window.name: window.used for window in shown if window.scope == scope.kind}
-        past = [each for each in seed.past if (each.kind, each.name) == (scope.kind, scope.name)]
-        rate, cap = scope.policy.rate, scope.policy.cap
-        on_primary = _within(rate, now, (each for each in past if each.primary)) - used.get("minute", 0)
-        in_all = _within(cap, now, past) - used.get("hour", 0)
-        for primary, tokens in ((True, on_primary), (False, in_all - max(0, on_primary))):
-            if tokens > 0:
-                lease, who = f"moved-{uuid4()}", Account(slot, (scope,))
-                await self._inner.admit(who, Ask(lease, 0, 0, 0, 0, primary=primary, forced=True))
-                await self._inner.settle(who, lease, tokens)
+    async def _recall(self, account: Account, changed: list[Scope], followed: set[str]) -> None:
+        """The windows are looked at before the record: what ends between the two counts twice, rather than not at all."""
+        view = await self._inner.peek(account)
+        if self._refill is None or not view.seeded:
+            return
+        now = await self._inner.ping()
+        seed = await self._refill(account, now, lambda: followed | self._unsettled(account.slot).keys())
+        for scope in changed:
+            past = missing(scope, seed, now, view)
+            if past:
+                await self._inner.recall(Account(account.slot, (scope,)), replace(seed, past=past), view.now)
+
+    async def _followed(self, account: Account, lease: str, known: _Lease) -> Account:
+        """Where a running lease is to be told of, whose key moved meanwhile."""
+        if not self.up:
+            return known.account
+        self._follow(lease, known, account)
+        with suppress(StoreUnavailable):  # the call itself will see
+            await self._carry(lease)
+        return account
+
+    def _follow_all(self, account: Account) -> set[str]:
+        moved = {lease: known for lease, known in self._leases.items() if left_for(known.account, account)}
+        for lease, known in moved.items():
+            self._follow(lease, known, account)
+        return set(moved)
+
+    def _follow(self, lease: str, known: _Lease, account: Account) -> None:
+        """A running lease goes where its key went, with what it holds and what it used; where it was it is settled."""
+        if known.at_inner:
+            self._owe(known.account, lease, max(0, known.consumed - known.base))
+            known.base, known.at_inner = 0, False
+        known.account, known.local_base = account, None
+        self._ensure_mender()
 
     # ---- while it is away --------------------------------------------------------------------------------------------
 
@@ -564,16 +537,11 @@ class GuardedStore:
 
     def _tally(self, known: _Lease, consumed: int) -> None:
         """The lease ended, and the store does not know what it used."""
-        spent = self._spending.get(known.account)
-        if spent is None:
-            spent = self._spending[known.account] = _Spent(known.account)
-            self._spent.append(spent)
-        spent.add(round(self._clock() * SECOND), max(0, consumed - known.base), primary=known.primary)
+        self._untold.spend(known.account, self._clock(), consumed - known.base, primary=known.primary)
         self._ensure_mender()
 
     def _owe(self, account: Account, lease: str, consumed: int) -> None:
-        until = self._clock() + self._lease_seconds + REMEMBER / SECOND
-        self._owed[lease] = _Owed(account, consumed, until)
+        self._untold.owe(account, lease, consumed, self._clock())
         self._ensure_mender()
 
     def _is_local(self, lease: str) -> bool:
@@ -614,10 +582,10 @@ class GuardedStore:
                 self._heard(await self._inner.ping(), asked)
                 told = await self._tell(everything=not (self.up and looked_after))
                 looked_after = True
-                if not self._untold():
-                    await _together(self._look_at(account) for account in self._alone.asked())
+                if not self._has_untold():
+                    await together(self._look_at(account) for account in self._alone.asked())
                 self._came_back()
-                if not self._untold():
+                if not self._has_untold():
                     return self._forget_outage()
             except StoreUnavailable:
                 told = False
@@ -643,25 +611,28 @@ class GuardedStore:
             self._alone.saw(account, view.windows)
 
     async def _forget_alone(self, slot: str) -> None:
-        await _together(self._look_at(account) for account in self._alone.asked(slot))
+        await together(self._look_at(account) for account in self._alone.asked(slot))
         await self._alone.forget(slot)
         for known in self._leases.values():
             if known.account.slot == slot:
                 known.local_base = None
 
-    def _untold(self) -> bool:
-        begun_here = any(not known.at_inner for known in self._leases.values())
-        return begun_here or bool(self._owed or self._spent)
+    def _has_untold(self) -> bool:
+        return bool(self._untold) or any(not known.at_inner for known in self._leases.values())
 
     async def _tell(self, *, everything: bool) -> bool:
         """Tells the store what it missed; `everything`: also looks after every lease that it may have lost or given up.
 
         False: there were slots that it could not be told of.
         """
-        await _together(self._settle_owed(lease) for lease in list(self._owed))
+        async with self._telling:  # what is told twice at once is charged twice
+            return await self._tell_all(everything=everything)
+
+    async def _tell_all(self, *, everything: bool) -> bool:
+        await together(self._settle_owed(owed) for owed in self._untold.settlements)
         leases = [lease for lease, known in self._leases.items() if everything or not known.at_inner]
-        told = await _together(self._unless_dry(self._carry(lease)) for lease in leases)
-        told += await _together(self._unless_dry(self._book(spent)) for spent in list(self._spent))
+        told = await together(self._unless_dry(self._carry(lease)) for lease in leases)
+        told += await together(self._unless_dry(self._book(spent)) for spent in self._untold.spendings)
         return all(told)
 
     async def _unless_dry(self, telling: Coroutine[Any, Any, None]) -> bool:
@@ -671,14 +642,10 @@ class GuardedStore:
             return False
         return True
 
-    async def _settle_owed(self, lease: str) -> None:
-        owed = self._owed.get(lease)
-        if owed is None:
-            return
+    async def _settle_owed(self, owed: Owed) -> None:
         if self._clock() <= owed.until:
-            await self._inner.settle(owed.account, lease, owed.consumed)
-        if self._owed.get(lease) is owed:
-            del self._owed[lease]
+            await self._inner.settle(owed.account, owed.lease, owed.consumed)
+        self._untold.settled(owed)
 
     async def _carry(self, lease: str) -> None:
         """Sees to it that the store knows a running lease, whether it began here, expired there or was lost there."""
@@ -712,14 +679,13 @@ class GuardedStore:
         known.at_inner, known.told = True, asked
         await self._inner.progress(known.account, lease, max(0, known.consumed - known.base))
 
-    async def _book(self, spent: _Spent) -> None:
+    async def _book(self, spent: Spent) -> None:
         """Charges what ended here: a lease a route that is admitted by force and settled at once."""
-        if self._spending.get(spent.account) is spent:
-            del self._spending[spent.account]
+        self._untold.close(spent)
         view = await self._inner.peek(spent.account)
         if not view.seeded or self._is_void(spent.account.slot):
             await self._fill(spent.account)
-            if spent not in self._spent:
+            if not self._untold.still(spent):
                 return
             view = await self._inner.peek(spent.account)
         since = 0.0 if spent.since_filled else view.since - SHIPPED_SECONDS - self._ahead
@@ -729,64 +695,20 @@ class GuardedStore:
                 ask = Ask(name, 0, 0, 0, 0, primary=primary, forced=True)
                 await self._asked(spent.account, ask)
                 await self._inner.settle(spent.account, name, tokens[primary])
-        if spent in self._spent:
-            self._spent.remove(spent)
+        self._untold.told(spent)
 
     # ---- and when this process ends before ---------------------------------------------------------------------------
 
     def debts(self) -> list[Debt]:
         """What the store was not told yet."""
-        return [*self._owed_settlements(), *self._owed_bookings()]
-
-    def _owed_settlements(self) -> Iterator[Debt]:
-        for lease, owed in self._owed.items():
-            yield Debt(owed.account, lease, owed.consumed, None, self._clock() + self._ahead)
-
-    def _owed_bookings(self) -> Iterator[Debt]:
-        for spent in self._spent:
-            for primary, tokens in spent.tokens(round(self._clock() * SECOND)).items():
-                if tokens:
-                    ended = spent.newest / SECOND + self._ahead
-                    yield Debt(spent.account, spent.names[primary], tokens, primary, ended)
+        return list(self._untold.debts(self._clock(), self._ahead))
 
     def take_on(self, debts: Iterable[Debt]) -> None:
         """Sees to it that the store is told what an ended process could not tell it any more."""
         for debt in debts:
-            if debt.primary is None:
-                self._owe(debt.account, debt.lease, debt.tokens)
-                continue
-            spent = _Spent(debt.account, names={debt.primary: debt.lease})
-            spent.add(round((debt.ended - self._ahead) * SECOND), debt.tokens, primary=debt.primary)
-            self._spent.append(spent)
+            self._untold.take_on(debt, self._clock(), self._ahead)
             self._ensure_mender()
-
-
-async def _together(calls: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Runs them all, some at a time; raises the first trouble after its companions have ended."""
-    waiting, outcomes = iter(calls), list[Any]()
-    while batch := list(islice(waiting, TOGETHER)):
-        for outcome in await asyncio.gather(*batch, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
-            outcomes.append(outcome)
-    return outcomes
-
-
-def _within(limit: Limit | None, now: float, past: Iterable[Past]) -> int:
-    return 0 if limit is None else sum(each.tokens for each in past if each.at > now - limit.seconds)
 
 
 def _less(figure: int | None, base: int) -> int | None:
     return None if figure is None else max(0, figure - base)
-
-
-def _longest(limits: Iterable[Limit | None]) -> windows.Window | None:
-    longest = max((limit for limit in limits if limit is not None), key=lambda limit: limit.seconds, default=None)
-    return None if longest is None else windows.Window(longest.seconds * SECOND, longest.slot * SECOND)
-
-
-def _sum(window: windows.Window | None, now: int, since: int) -> int:
-    if window is None:
-        return 0
-    window.slide(now)
-    return sum(tokens for index, tokens in window.slots.items() if (index + 1) * window.slot > since)

@@ -24,18 +24,32 @@ class Homes:
         """The scopes whose books here may lack what they used before: they lay elsewhere, or were too short."""
         return [scope for scope in account.scopes if self._misses(account.slot, scope)]
 
+    def recall(self, account: Account) -> None:
+        """What was, of scopes of which nothing is remembered."""
+        for scope in account.scopes:
+            self._places.setdefault(_owner(account.slot, scope), _place(account.slot, scope.policy))
+        self._forget()
+
     def note(self, account: Account) -> None:
         for scope in account.scopes:
             owner, place = _owner(account.slot, scope), _place(account.slot, scope.policy)
             if self._places.get(owner) != place:
                 self._places.pop(owner, None)
                 self._places[owner] = place
+        self._forget()
+
+    def _forget(self) -> None:
         while len(self._places) > REMEMBERED:
             del self._places[next(iter(self._places))]
 
     def _misses(self, slot: str, scope: Scope) -> bool:
         before, now = self._places.get(_owner(slot, scope)), _place(slot, scope.policy)
         return before is not None and before != now and (before[0] != slot or before[1] < now[1] or before[2] < now[2])
+
+
+def left_for(before: Account, now: Account) -> bool:
+    """Whether it is the same key, whose books lie in another slot now."""
+    return before.slot != now.slot and _owner(before.slot, before.scopes[0]) == _owner(now.slot, now.scopes[0])
 
 
 def _owner(slot: str, scope: Scope) -> tuple[str, str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from quotas import decision
-from quotas.books import MARK, Book, State, longest, seeded
+from quotas.books import MARK, Book, State, longest, recalled, seeded
 from quotas.store import Account, Ask, Progress, ScopeKind, Seed, Unseeded, Verdict, View, Window
 from quotas.windows import SECOND
 
@@ -89,6 +89,13 @@ class MemoryStore:
         marked = self._mark(slot)
         for scope, state in states:
             self._put(slot, marked, (scope.kind, scope.name), state)
+        return True
+
+    async def recall(self, account: Account, seed: Seed, since: float) -> bool:
+        books, now = self._open(account)
+        if not books or books[0].state.recalled >= round(since * SECOND):
+            return False
+        books[0].state.recall(recalled(account.scopes[0], seed, now), now)
         return True
 
     async def forget(self, slot: str) -> None:

@@ -232,6 +232,18 @@ def seeded_fields(scope: Scope, state: State) -> Iterator[bytes]:
             yield msgspec.msgpack.encode(slots)
 
 
+def recall_field(scope: Scope) -> bytes:
+    """Where it is noted when the scope was last charged what it had used elsewhere."""
+    return b"p:" + scope_field(scope)
+
+
+def charges(state: State) -> Iterator[bytes]:
+    """What the cap, the rate and the repay span were charged: moments and tokens in turn."""
+    for _, window in _windows(state):
+        slots = () if window is None else ((index * window.slot, tokens) for index, tokens in window.slots.items())
+        yield msgspec.msgpack.encode([number for slot in slots for number in slot])
+
+
 def _ends(window: Window | None) -> tuple[int, int]:
     """The first and the last slot that holds something."""
     slots = window.slots if window is not None else {}

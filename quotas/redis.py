@@ -17,7 +17,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from quotas import decision, packed
-from quotas.books import MARK, Book, State, longest, seeded, target_terms, terms
+from quotas.books import MARK, Book, State, longest, recalled, seeded, target_terms, terms
 from quotas.line import PATIENCE, Line, Refused, bulk, command
 from quotas.nodes import hash_slot, open_nodes, parse
 from quotas.store import Account, Ask, Progress, Scope, Seed, StoreUnavailable, Unseeded, Verdict, View
@@ -32,7 +32,7 @@ TRIES = 3
 ADDRESSED = 10_000
 """So many accounts' keys are remembered as they go over the wire."""
 
-_PARTS = ("rule", "admit", "progress", "settle", "renew", "peek", "seed", "sidecars")
+_PARTS = ("rule", "admit", "progress", "settle", "renew", "peek", "seed", "recall", "sidecars")
 _SOURCE = "\n".join((Path(__file__).parent / f"{part}.lua").read_text() for part in _PARTS)
 LIBRARY = f"weir_{sha1(_SOURCE.encode(), usedforsecurity=False).hexdigest()[:12]}"
 """Named by what it says, so that sidecars of two releases may share a Redis."""
@@ -43,6 +43,7 @@ _LOAD = command("FUNCTION", "LOAD", SOURCE)
 _TIME = command("TIME")
 _ASK = Struct("<8d")
 _STEP = Struct("<4d")
+_RECALL = Struct("<5d")
 
 
 class RedisStore:
@@ -108,13 +109,23 @@ class RedisStore:
     async def seed(self, slot: str, seed: Seed) -> bool:
         """One function writes it all, in some 30 microseconds of Redis' time for a scope with full windows."""
         address = _Address(Account(slot, seed.scopes))
-        now = self._moment() or round(_seconds(await self._call(address.slot, _TIME, PATIENCE)) * SECOND)
+        now = await self._now(address.slot)
         states = []
         for each in seeded(seed, now):
             states.append(each)
             await asyncio.sleep(0)  # a large team takes a while
         call = _fcall("seed", address.keys, _seed_words(states, now, self._lease_span))
         return bool(await self._call(address.slot, call, PATIENCE))
+
+    async def recall(self, account: Account, seed: Seed, since: float) -> bool:
+        address, (scope,) = self._address(account), account.scopes
+        now = await self._now(address.slot)
+        state = recalled(scope, seed, now)
+        debt, opened = state.primary.debt.owed(now), state.primary.opened
+        numbers = _RECALL.pack(self._lease_span, self._moment(), round(since * SECOND), debt, opened)
+        words = [address.terms, numbers, packed.recall_field(scope), *address.scopes, *packed.charges(state)]
+        _, done = await self._call(address.slot, _fcall("recall", address.keys, words), PATIENCE)
+        return bool(done)
 
     async def forget(self, slot: str) -> None:
         address = _Address(Account(slot, ()))
@@ -199,6 +210,9 @@ class RedisStore:
     async def _announce(self, timeout: float) -> None:
         call = _fcall("sidecars", [b"weir:sidecars"], [self._name.encode(), b"%d" % ALIVE_MS])
         self._living = max(1, await self._call(hash_slot(b"weir:sidecars"), call, timeout))
+
+    async def _now(self, slot: int) -> int:
+        return self._moment() or round(_seconds(await self._call(slot, _TIME, PATIENCE)) * SECOND)
 
     def _moment(self) -> int:
         """The moment in tests, else 0: Redis' own."""

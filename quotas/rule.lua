@@ -1,8 +1,8 @@
 --[[ The quota rule where the state lives: the same changes to the same books as in books.py and windows.py.
 
 One library of functions, which Redis reads once (https://redis.io/docs/latest/develop/programmability/functions-intro/):
-this file, then admit.lua, progress.lua, settle.lua, renew.lua, peek.lua, seed.lua and sidecars.lua, which register the
-functions. Before it all stands the name of the library, and PREFIX: what the functions' names begin with.
+this file, then admit.lua, progress.lua, settle.lua, renew.lua, peek.lua, seed.lua, recall.lua and sidecars.lua, which
+register the functions. Before it all stands the name of the library, and PREFIX: what the functions' names begin with.
 
 keys     four, all of one account's slot:
            mark   string: when the slot was seeded, and what makes it unique. Without it all else is void
@@ -17,6 +17,7 @@ fields   of w; a scope is "k:<key>" or "t:<team>":
            <scope>          its holds and windows (RECORD)
            l:<lease>        a lease (LEASE)
            o:<n>:<scope><target>   what the key, n bytes, used of a target's own rate (METER)
+           p:<scope>        when it was last charged what it had used elsewhere, a double
            <window>:<n>     the slots 16n to 16n + 15 of a window, a msgpack array of tokens. The windows are "h<scope>" the
                             cap, "m<scope>" the rate, "r<scope>" the repay span, and "m<target's field>" a target's rate
 args     1. the terms of each scope (TERMS)   2. numbers, as doubles: a lease's span, the moment (0 but in tests), and those
@@ -631,6 +632,7 @@ end
 local function forget(field, now, lease_span)
   local kind = string.sub(field, 1, 2)
   if kind == 'l:' then return drop_lease(field) end
+  if kind == 'p:' then return drop({ field }) end
   if kind == 'o:' then return forget_target(field, now) end
   return forget_scope(field, now, lease_span)
 end

@@ -183,7 +183,8 @@ class Past:
     """Tokens that one scope used, summed over as short a span as its windows' slots, or shorter.
 
     `at`, in seconds of the store's time, is the latest moment that any of them can have had (one in the future counts as
-    now). `primary`: they count in the rate, the repay span and the debt too; else in the cap alone.
+    now). `primary`: they count in the rate, the repay span and the debt too; else in the cap alone. `capped` False:
+    the cap has them already.
     """
 
     kind: ScopeKind
@@ -191,6 +192,7 @@ class Past:
     at: float
     tokens: int
     primary: bool = True
+    capped: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +238,11 @@ class QuotaStore(Protocol):
 
     async def seed(self, slot: str, seed: Seed) -> bool:
         """Starts the books of a slot without a mark and sets the mark, in one step; False if the slot has a mark."""
+
+    async def recall(self, account: Account, seed: Seed, since: float) -> bool:
+        """Charges one scope, which `account` has alone, what it used before its books were in this slot: `past`, each at its
+        moment, and `opened`. False: the slot has no mark, or this was done at `since`, in seconds of the store's time, or
+        later, so that what was seen before must be looked at again."""
 
     async def forget(self, slot: str) -> None:
         """Takes the slot's mark away, and with it all of its books and leases."""

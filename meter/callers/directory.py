@@ -25,6 +25,7 @@ from meter.config import Config
 from meter.ledger.database import DatabaseUnavailable
 from meter.ledger.pricing import PriceBook
 from meter.telemetry import log
+from quotas.store import Account
 
 POLL_SECONDS = 0.25
 AWAY_SECONDS = 1.0
@@ -35,13 +36,22 @@ LOAD_SECONDS = 15.0
 
 
 class Directory:
-    """A CallerBook over the database, with a snapshot file beneath it."""
+    """A CallerBook over the database, with a snapshot file beneath it. `on_edit` is told each account that was edited, as it
+    was before."""
 
-    def __init__(self, engine: AsyncEngine, config: Config, snapshot: Path, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        config: Config,
+        snapshot: Path,
+        clock: Callable[[], datetime],
+        on_edit: Callable[[Account], None] = lambda was: None,
+    ) -> None:
         self._engine = engine
         self._config = config
         self._snapshot = snapshot
         self._clock = clock
+        self._on_edit = on_edit
         self._book = bind(Known())
         self._loaded = self._seeded = self._stopping = False
         self._nudged = asyncio.Event()
@@ -153,7 +163,10 @@ class Directory:
         binder = Binder(known)
         entries: dict[str, Entry] = {}
         for position, key in enumerate(known.keys.values()):
-            entries[key.id] = binder.entry(key)
+            entry = entries[key.id] = binder.entry(key)
+            before = self._book.entries.get(key.id)
+            if before is not None and before.caller.account != entry.caller.account:
+                self._on_edit(before.caller.account)
             if position % ROWS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         for whose, reason in binder.unfit:

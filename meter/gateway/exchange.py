@@ -148,11 +148,10 @@ class Gateway:
         self.refusals.add(caller.key_id, rule, shadow=shadow)
 
     def account_now(self, caller: Caller) -> Account:
-        """The caller's account with the limits in force now: an edit bites at a running stream's next slice."""
+        """The caller's account with the limits in force now: an edit bites at a running stream's next slice, and a stream
+        goes with its key into another team."""
         current = self.callers.by_key(caller.key_id)
-        return (
-            current.account if current is not None and current.account.slot == caller.account.slot else caller.account
-        )
+        return caller.account if current is None else current.account
 
     def settle_later(self, caller: Caller, lease: str, consumed: int) -> None:
         """Settles in the background; a store that is away is told when it is back."""

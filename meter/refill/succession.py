@@ -20,9 +20,10 @@ from meter.ledger.pricing import cost_nanousd
 from meter.ledger.record import Opened, UsageRecord
 from meter.telemetry import log
 from quotas.books import REMEMBER
-from quotas.guarded import Debt, GuardedStore
+from quotas.guarded import GuardedStore
 from quotas.policy import UNLIMITED
 from quotas.store import Account, Scope, ScopeKind
+from quotas.untold import Debt
 from quotas.windows import SECOND
 
 REMEMBERED_SECONDS = REMEMBER / SECOND

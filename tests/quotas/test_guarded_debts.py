@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from quotas.guarded import Debt, GuardedStore
+from quotas.guarded import GuardedStore
 from quotas.redis import RedisStore
+from quotas.untold import Debt
 from tests.quotas.test_guarded_filling import Record, account, ask, comes_to, eventually, held, spend, used
 from tests.services.redis import RedisServer
 

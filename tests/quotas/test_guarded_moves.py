@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from quotas.homes import REMEMBERED, Homes
 from quotas.policy import Limit, Policy
 from quotas.redis import RedisStore
 from quotas.store import Account, Scope
-from tests.quotas.test_guarded_filling import Record, account, ask, eventually, member, spend, used
+from tests.quotas.test_guarded_filling import Record, account, ask, eventually, held, member, spend, used
 from tests.services.redis import RedisServer
 
 HOUR = Policy(None, None, Limit(1_000, 3_600), None)
@@ -107,3 +108,86 @@ async def test_while_the_record_is_away_it_goes_on_and_is_made_good_later(store:
         return await used(store, member("a")) == record.key_truth("a")
 
     await eventually(made_good)
+
+
+async def test_what_moved_counts_no_longer_than_if_it_had_stayed(store: GuardedStore, record: Record) -> None:
+    assert await spend(store, record, member("b"), 50)
+    assert (await store.admit(account("a"), ask("first", 1))).admitted
+    record.add("long ago", account("a"), 300, ago=3_595)
+    await record.end(store, account("a"), "first", 1)
+    record.moved = {"key:a": "team:search"}
+    assert await spend(store, record, member("a"), 10)
+    assert await used(store, member("a")) == 311
+
+    async def slid_out() -> bool:
+        return await used(store, member("a")) == 11
+
+    await eventually(slid_out, 30)  # five seconds, and a slot
+
+
+async def test_a_running_stream_goes_with_its_key(store: GuardedStore, record: Record) -> None:
+    assert await spend(store, record, member("b"), 50)
+    assert (await store.admit(account("a"), ask("stream", 500))).admitted
+    assert (await store.progress(account("a"), "stream", 200)).covered == 500
+    record.moved = {"key:a": "team:search"}
+    assert (await store.admit(member("a"), ask("next", 10))).admitted
+    assert await used(store, member("a")) == 200
+    assert await held(store, member("a")) == 310
+    assert [await used(store, account("a")), await held(store, account("a"))] == [200, 0]
+    told = await store.progress(member("a"), "stream", 400, 600)
+    assert (told.expired, told.extended, told.covered) == (False, True, 600)
+    await record.end(store, member("a"), "stream", 450)
+    await record.end(store, member("a"), "next", 10)
+    assert await used(store, member("a")) == 460
+    assert await used(store, member("a"), "team") == 50 + 450 + 10
+    assert await held(store, member("a")) == 0
+
+
+async def test_a_stream_that_ends_after_its_key_moved_is_told_in_the_new_place(
+    store: GuardedStore, record: Record
+) -> None:
+    assert await spend(store, record, member("b"), 50)
+    assert (await store.admit(account("a"), ask("stream", 500))).admitted
+    record.moved = {"key:a": "team:search"}
+    record.add("stream", account("a"), 300)
+    await store.settle(member("a"), "stream", 300)
+
+    async def told() -> bool:
+        return await used(store, member("a")) == 300 and await held(store, account("a")) == 0
+
+    await eventually(told)
+
+
+async def test_a_key_that_comes_back_brings_what_it_used_away(store: GuardedStore, record: Record) -> None:
+    assert await spend(store, record, member("b"), 50)
+    assert await spend(store, record, account("a"), 700)
+    record.moved = {"key:a": "team:search"}
+    assert await spend(store, record, member("a"), 10)
+    record.moved = {"team:search": "key:a"}
+    assert await spend(store, record, account("a"), 5)
+    assert await used(store, account("a")) == 715
+
+
+async def test_sidecars_that_see_a_move_at_once_charge_it_once(redis_server: RedisServer, record: Record) -> None:
+    """One of them never asked for the key before: it knows of the move by the edit alone."""
+    inners = [RedisStore(redis_server.url, timeout=5) for _ in range(4)]
+    guards = [GuardedStore(inner, on_down="deny", clock=time.time, refill=record) for inner in inners]
+    assert await spend(guards[0], record, member("b"), 50)
+    assert await spend(guards[0], record, account("a"), 700)
+    for n, guard in enumerate(guards[1:-1]):
+        assert (await guard.admit(account("a"), ask(f"stream {n}", 100))).admitted
+        await guard.progress(account("a"), f"stream {n}", 40)
+    guards[-1].was(account("a"))
+    record.moved, record.slow = {"key:a": "team:search"}, 0.1
+    await asyncio.gather(*(guard.admit(member("a"), ask(f"next {n}", 10)) for n, guard in enumerate(guards)))
+    assert await used(guards[0], member("a")) == 700 + 2 * 40
+    assert await held(guards[0], member("a")) == 2 * 60 + 4 * 10
+    for n, guard in enumerate(guards):
+        await guard.settle(member("a"), f"next {n}", 10)
+        if 0 < n < 3:
+            await guard.settle(member("a"), f"stream {n - 1}", 90)
+    assert await used(guards[0], member("a")) == 700 + 2 * 90 + 4 * 10
+    for slot in ("key:a", "team:search"):
+        await guards[0].forget(slot)
+    for guard in guards:
+        await guard.close()

@@ -112,6 +112,66 @@ async def test_a_seeded_store_answers_as_one_that_saw_it_all(store: QuotaStore, 
         assert kinds[0] == kinds[1]
 
 
+async def test_what_a_key_used_elsewhere_is_charged_at_its_own_moments(
+    store: QuotaStore, who: Account, clock: Clock
+) -> None:
+    """In a slot that is in use: the same windows, and the same verdicts ever after, as had it all been used there."""
+    lived, others = Account(f"{who.slot} lived", who.scopes[:1]), Account(who.slot, who.scopes[1:])
+    own = Account(who.slot, who.scopes[:1])
+    assert await store.seed(lived.slot, Seed())
+    assert await store.seed(who.slot, Seed())
+    assert (await store.admit(others, ask("another's", 100))).admitted
+    past, opened = list[Past](), {}
+    for n in range(12):
+        verdict = await store.admit(lived, ask(f"{n}", 700, forced=n > 8))
+        if verdict.admitted:
+            await store.settle(lived, f"{n}", 700 + 40 * n)
+            past.append(Past("key", "k", clock.now, 700 + 40 * n))
+        if verdict.kind == "burst":
+            opened = opened or {("key", "k"): clock.now}
+        clock.now += 1
+    assert opened
+    assert await store.recall(own, Seed((), tuple(past), opened), clock.now)
+    for wait in (0, 1, 40, 25, 30, 30, 60, 600, 3_000):
+        clock.now += wait
+        assert (await store.peek(own)).windows == (await store.peek(lived)).windows
+        kinds = [(await store.admit(account, ask(f"after {clock.now}", 900))).kind for account in (own, lived)]
+        assert kinds[0] == kinds[1]
+
+
+async def test_what_a_key_used_elsewhere_is_added_to_what_it_used_here(
+    store: QuotaStore, who: Account, clock: Clock
+) -> None:
+    own = Account(who.slot, who.scopes[:1])
+    assert await store.seed(who.slot, Seed())
+    assert (await store.admit(who, ask("here", 100))).admitted
+    await store.settle(who, "here", 90)
+    assert (await store.admit(who, ask("running", 30))).admitted
+    past = (Past("key", "k", clock.now - 50, 500), Past("key", "k", clock.now - 3_000, 7, primary=False))
+    assert await store.recall(own, Seed((), past), clock.now)
+    assert await used(store, who) == [590, 590, 597, 90, 90, 90]
+    assert [lease.held for lease in (await store.peek(who)).leases] == [30]
+    clock.now += 12
+    assert await used(store, who) == [90, 590, 597, 90, 90, 90]
+    await store.settle(who, "running", 30)
+    assert await used(store, who) == [120, 620, 627, 120, 120, 120]
+
+
+async def test_of_several_that_recall_the_same_at_once_one_is_heard(
+    store: QuotaStore, who: Account, clock: Clock
+) -> None:
+    own, seed = Account(who.slot, who.scopes[:1]), Seed((), (Past("key", "k", clock.now, 100),))
+    assert not await store.recall(own, seed, clock.now)  # there is no mark
+    assert await store.seed(who.slot, Seed())
+    looked = clock.now
+    clock.now += 0.5
+    assert sum(await asyncio.gather(*(store.recall(own, seed, looked) for _ in range(20)))) == 1
+    assert await used(store, own) == [100, 100, 100]
+    clock.now += 0.5
+    assert await store.recall(own, seed, clock.now)
+    assert await used(store, own) == [200, 200, 200]
+
+
 async def test_what_is_forgotten_is_unknown_and_may_be_told_anew(store: QuotaStore, who: Account, clock: Clock) -> None:
     assert await store.seed(who.slot, Seed())
     assert (await store.admit(who, ask("lost", 100))).admitted
