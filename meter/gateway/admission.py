@@ -124,9 +124,14 @@ def _size(gateway: Gateway, wanted: Wanted) -> plan.Size:
         asked_output=call.asked_output,
         learned_output=gateway.answers.expected_output(caller.key_id, model.name, default),
         context=model.primary[0].context,
-        prompt_floor=call.prompt.token_ids + call.prompt.text_bytes // plan.BYTES_A_TOKEN_AT_MOST,
+        prompt_floor=prompt_floor(call.prompt),
         exact=not call.prompt.text_bytes and not call.prompt.images,
     )
+
+
+def prompt_floor(parts: request.PromptParts) -> int:
+    """What the prompt surely has. Not of its JSON: a schema that answers must follow is seldom written into it."""
+    return parts.token_ids + (parts.text_bytes - parts.json_bytes) // plan.BYTES_A_TOKEN_AT_MOST
 
 
 def planned(wanted: Wanted, size: plan.Size) -> plan.Plan:

@@ -91,3 +91,13 @@ async def test_an_answer_is_not_cut_for_what_its_prompt_might_have_had(
         assert answer.status == 200
         assert answer.json["usage"]["completion_tokens"] == output
         assert answer.headers.get("x-weir-max-tokens") == (str(output) if output < 200 else None)
+
+
+async def test_an_answer_is_not_cut_for_a_schema_that_is_not_in_its_prompt(tmp_path: Path) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"description": "word " * 2_000}}}
+    tier: dict[str, Any] = {"rate": None, "burst": None, "cap": None}
+    target = {"backend": "u1", "model": "m1", "context_tokens": 2_000}
+    async with House(tmp_path, tier=tier, models={"m1": {"primary": [target], "overflow": []}}) as house:
+        answer = await house.post({**HELLO, "max_tokens": 1_000, "response_format": schema})
+        assert "x-weir-max-tokens" not in answer.headers
+        assert answer.json["usage"]["completion_tokens"] == 1_000
