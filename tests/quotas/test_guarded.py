@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +13,7 @@ from quotas.policy import Limit, Policy
 from quotas.redis import RedisStore
 from quotas.store import Account, Ask, Scope, StoreUnavailable
 from tests.quotas.histories import Clock
+from tests.quotas.patience import answers, eventually
 from tests.services.redis import RedisServer
 
 CAPPED = Policy(None, None, Limit(1_000, 3_600), None)
@@ -48,21 +47,6 @@ def guard(broken_server: RedisServer, clock: Clock, told: Told) -> Callable[...,
         await store.close()
 
     return open_guard
-
-
-async def answers(call: Awaitable[object]) -> bool:
-    try:
-        await call
-    except StoreUnavailable:
-        return False
-    return True
-
-
-async def eventually(holds: Callable[[], Awaitable[bool]], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not await holds():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
 
 
 async def shows(store: GuardedStore, who: Account, name: str, used: int, held: int) -> bool:

@@ -11,7 +11,8 @@ from quotas.policy import Limit, Policy
 from quotas.redis import RedisStore
 from quotas.store import Account, Ask, Past, QuotaStore, Scope, Seed, StoreUnavailable
 from tests.quotas.histories import Clock
-from tests.quotas.test_guarded_filling import answers, eventually, held, used
+from tests.quotas.patience import answers, eventually
+from tests.quotas.test_guarded_filling import held, used
 from tests.services.redis import RedisServer
 
 CAPPED = Policy(None, None, Limit(1_000, 3_600), None)

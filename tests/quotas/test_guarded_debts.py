@@ -12,7 +12,8 @@ import pytest
 from quotas.guarded import GuardedStore
 from quotas.redis import RedisStore
 from quotas.untold import Debt
-from tests.quotas.test_guarded_filling import Record, account, ask, comes_to, eventually, held, spend, used
+from tests.quotas.patience import eventually
+from tests.quotas.test_guarded_filling import Record, account, ask, comes_to, held, spend, used
 from tests.services.redis import RedisServer
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from quotas.policy import Limit, Policy
 from quotas.redis import RedisStore
 from quotas.store import Account, Ask, Past, QuotaStore, Scope, Seed, StoreUnavailable, View
 from tests.quotas.histories import Clock
+from tests.quotas.patience import answers, eventually
 from tests.services.redis import RedisServer
 
 CAPPED = Policy(None, None, Limit(100_000, 3_600), None)
@@ -107,21 +108,6 @@ def sidecar(broken_server: RedisServer, record: Record) -> Open:
         await store.close()
 
     return open_guard
-
-
-async def answers(call: Awaitable[object]) -> bool:
-    try:
-        await call
-    except StoreUnavailable:
-        return False
-    return True
-
-
-async def eventually(holds: Callable[[], Awaitable[bool]], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not await holds():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
 
 
 async def view(store: QuotaStore, who: Account) -> View:

@@ -14,7 +14,8 @@ from quotas.homes import REMEMBERED, Homes
 from quotas.policy import Limit, Policy
 from quotas.redis import RedisStore
 from quotas.store import Account, Scope
-from tests.quotas.test_guarded_filling import Record, account, ask, eventually, held, member, spend, used
+from tests.quotas.patience import eventually
+from tests.quotas.test_guarded_filling import Record, account, ask, held, member, spend, used
 from tests.services.redis import RedisServer
 
 HOUR = Policy(None, None, Limit(1_000, 3_600), None)
@@ -125,7 +126,9 @@ async def test_what_moved_counts_no_longer_than_if_it_had_stayed(store: GuardedS
     await eventually(slid_out, 30)  # five seconds, and a slot
 
 
-async def test_a_running_stream_goes_with_its_key(store: GuardedStore, record: Record) -> None:
+async def test_a_running_stream_goes_with_its_key(
+    store: GuardedStore, record: Record, redis_server: RedisServer
+) -> None:
     assert await spend(store, record, member("b"), 50)
     assert (await store.admit(account("a"), ask("stream", 500))).admitted
     assert (await store.progress(account("a"), "stream", 200)).covered == 500
@@ -133,7 +136,9 @@ async def test_a_running_stream_goes_with_its_key(store: GuardedStore, record: R
     assert (await store.admit(member("a"), ask("next", 10))).admitted
     assert await used(store, member("a")) == 200
     assert await held(store, member("a")) == 310
-    assert [await used(store, account("a")), await held(store, account("a"))] == [200, 0]
+    beside = RedisStore(redis_server.url, timeout=5)
+    assert [await used(beside, account("a")), await held(beside, account("a"))] == [200, 0]
+    await beside.close()
     told = await store.progress(member("a"), "stream", 400, 600)
     assert (told.expired, told.extended, told.covered) == (False, True, 600)
     await record.end(store, member("a"), "stream", 450)
@@ -144,8 +149,9 @@ async def test_a_running_stream_goes_with_its_key(store: GuardedStore, record: R
 
 
 async def test_a_stream_that_ends_after_its_key_moved_is_told_in_the_new_place(
-    store: GuardedStore, record: Record
+    store: GuardedStore, record: Record, redis_server: RedisServer
 ) -> None:
+    beside = RedisStore(redis_server.url, timeout=5)
     assert await spend(store, record, member("b"), 50)
     assert (await store.admit(account("a"), ask("stream", 500))).admitted
     record.moved = {"key:a": "team:search"}
@@ -153,9 +159,10 @@ async def test_a_stream_that_ends_after_its_key_moved_is_told_in_the_new_place(
     await store.settle(member("a"), "stream", 300)
 
     async def told() -> bool:
-        return await used(store, member("a")) == 300 and await held(store, account("a")) == 0
+        return await used(beside, member("a")) == 300 and await held(beside, account("a")) == 0
 
     await eventually(told)
+    await beside.close()
 
 
 async def test_a_key_that_comes_back_brings_what_it_used_away(store: GuardedStore, record: Record) -> None:
