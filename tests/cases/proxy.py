@@ -44,7 +44,7 @@ class Proxy:
 
     def __init__(self, directory: Path, config: dict[str, Any]) -> None:
         self.port, self.health_port, self.admin_port = free_port(), free_port(), free_port()
-        self._directory = directory
+        self.journal = directory / "journal"
         self._log = directory / "log"
         self._file = directory / "weir.yaml"
         sections = self._sites()
@@ -60,7 +60,7 @@ class Proxy:
             "listen": {"host": "127.0.0.1", "port": self.port, "grace_seconds": 10},
             "health": {"host": "127.0.0.1", "port": self.health_port},
             "admin": {"host": "127.0.0.1", "port": self.admin_port, "tokens": [token]},
-            "ledger": {"journal_dir": str(self._directory / "journal")},
+            "ledger": {"journal_dir": str(self.journal)},
             "log": {"level": "debug"},
         }
 

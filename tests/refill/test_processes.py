@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
+from meter.ledger.journal import NOTE
+from quotas.untold import Debt
 from tests.cases.conftest import Build
 from tests.cases.house import BODY, CHAT, NO_LIMITS, House, Key, body, streamed
 from tests.cases.proxy import ADMIN_TOKEN, Proxy
@@ -128,6 +131,13 @@ async def test_what_could_not_be_settled_is_settled_by_the_successor(
         await eventually(lambda: standing(house, key), lambda found: found == (50, 0))
 
 
+async def noted(proxy: Proxy) -> int:
+    """Tokens that were served without the store, in the note for a successor."""
+    notes = [note.read_bytes() for note in proxy.journal.glob(f"*/{NOTE}")]
+    debts = [debt for note in notes for debt in msgspec.msgpack.decode(note, type=list[Debt])]
+    return sum(debt.tokens for debt in debts if debt.primary is not None)
+
+
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 async def test_what_was_served_while_the_store_was_away_is_booked_by_the_successor(
     how: How, build: Build, server: RedisServer
@@ -139,7 +149,7 @@ async def test_what_was_served_while_the_store_was_away_is_booked_by_the_success
         for _ in range(3):
             await house.spent(key, 30, 20)
         await house.rows(key, 4)
-        await asyncio.sleep(1.5)  # the note for a successor is written every second
+        await eventually(lambda: noted(house.proxy), lambda tokens: tokens == 150)
         await end(house.proxy, how)
         server.resume()
         await house.proxy.start()
