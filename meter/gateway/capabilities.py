@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from engine_adapter import vllm
-from engine_adapter.body import given
+from engine_adapter.body import FALSE, TRUE, given
 from engine_adapter.request import SEVERAL, Call, Kind, Live
 
 Field = str
@@ -47,8 +47,8 @@ class Capabilities:
 
     def best(self, without: Collection[Field] = ()) -> Live:
         """What to ask for, with none of the fields that the engine does not know, nor of `without`."""
-        unknown = self._unknown.union(without)
-        return next(live for live in self._levels if unknown.isdisjoint(_NEEDS[live]))
+        avoided = self._unknown.union(without)
+        return next(live for live in self._levels if avoided.isdisjoint(_NEEDS[live]))
 
     def learn(self, unknown: Iterable[Field]) -> bool:
         """Holds these fields unknown; whether that is news."""
@@ -60,6 +60,13 @@ class Capabilities:
 
     def __repr__(self) -> str:
         return f"asked for {self.best()}" + (f", knows no {', '.join(sorted(self._unknown))}" if self._unknown else "")
+
+
+def unfit(call: Call) -> frozenset[Field]:
+    """Fields that this call is better sent on without: with ids, vLLM leaves the echoed prompt's text out of completions,
+    and where a parser hides the reasoning it hides all ids with it."""
+    hidden = call.members.get("include_reasoning") == FALSE
+    return frozenset({RETURN_IDS} if hidden or call.members.get("echo") == TRUE else ())
 
 
 def refused_field(call: Call, live: Live, status: int, body: bytes) -> Field | None:

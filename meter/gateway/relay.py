@@ -20,8 +20,7 @@ from engine_adapter.events import Scanner
 from engine_adapter.http1 import Answer
 from engine_adapter.request import SEVERAL, Live
 from engine_adapter.usage import Usage
-from meter.gateway import plan, replies, upstream
-from meter.gateway.capabilities import RETURN_IDS, refused_field
+from meter.gateway import capabilities, plan, replies, upstream
 from meter.gateway.fleet import Target
 from meter.gateway.replies import Reply
 from meter.gateway.upstream import EngineRefused, EngineSaid
@@ -58,14 +57,16 @@ async def first_that_answers(exchange: Exchange) -> web.StreamResponse:
 
 async def _from(exchange: Exchange, target: Target) -> web.StreamResponse:
     """One target's answer. It is asked again at once without a field of ours that it turns out not to know."""
-    unknown: set[str] = set()
+    unfit, unknown = capabilities.unfit(exchange.admission.wanted.call), set[str]()
     while True:
-        live = target.backend.capabilities.best(unknown)
+        live = target.backend.capabilities.best(unfit | unknown)
         try:
             return await _answer(exchange, target, live, unknown)
         except EngineRefused as refused:
             reply = refused.reply
-            field = refused_field(exchange.admission.wanted.call, live, reply.status, reply.as_it_came or b"")
+            field = capabilities.refused_field(
+                exchange.admission.wanted.call, live, reply.status, reply.as_it_came or b""
+            )
             if field is None:
                 raise
             unknown.add(field)
@@ -216,7 +217,7 @@ class _Stream:
             raise
         finally:
             if self._asked_ids and not self._scanner.ids_seen:
-                _does_not_know(self._target, (RETURN_IDS,))
+                _does_not_know(self._target, (capabilities.RETURN_IDS,))
         return response
 
     async def _until_content(self) -> bytes:

@@ -14,7 +14,7 @@ from engine_adapter.request import Live
 from meter.app import now
 from meter.callers.edits import KeyDraft
 from meter.callers.registry import Registry
-from meter.gateway.capabilities import Capabilities, refused_field
+from meter.gateway.capabilities import Capabilities, refused_field, unfit
 from tests.gateway.house import HELLO, House
 from tests.gateway.stub import Answering, Asked, answered, plain, streamed, worker
 
@@ -73,6 +73,23 @@ def test_a_refusal_is_ours_only_where_it_names_a_field_that_we_added(
 ) -> None:
     body = json.dumps({"error": {"message": message}}).encode()
     assert refused_field(call(**fields), live, status, body) == expected
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "live"),
+    [
+        ("chat", {}, "token_ids"),
+        ("chat", {"include_reasoning": True, "echo": False}, "token_ids"),
+        ("chat", {"include_reasoning": False}, "usage"),
+        ("completions", {"echo": True}, "usage"),
+    ],
+)
+def test_ids_are_not_asked_for_where_they_would_change_the_answer_or_be_hidden_from_it(
+    endpoint: Any, fields: dict[str, Any], live: str
+) -> None:
+    prompt: dict[str, Any] = {"messages": STREAM["messages"]} if endpoint == "chat" else {"prompt": "hi"}
+    asked = request.parse(endpoint, json.dumps({"model": "m", "stream": True, **prompt, **fields}).encode())
+    assert Capabilities("vllm").best(unfit(asked)) == live
 
 
 # ---- beside a worker -------------------------------------------------------------------------------------------------
@@ -192,6 +209,16 @@ async def test_what_a_client_asked_for_itself_is_its_own_to_hear_about(tmp_path:
         answer = await house.post({**STREAM, "return_token_ids": True})
         assert answer.status == 400
         assert len(stub.requests) == 1
+
+
+async def test_a_call_that_ids_do_not_fit_says_nothing_about_what_the_backend_knows(tmp_path: Path) -> None:
+    async with (
+        worker(engine()) as stub,
+        House(tmp_path, tier=ALONE, backends={"u1": {"url": stub.url}}) as house,
+    ):
+        for fields in ({}, {"include_reasoning": False}, {}):
+            assert (await house.post({**STREAM, **fields})).status == 200
+        assert [asked_for(asked) for asked in stub.requests] == ["iu", "cu", "iu"]
 
 
 async def test_a_backend_that_was_away_is_asked_for_everything_again(tmp_path: Path) -> None:
