@@ -248,6 +248,8 @@ class GuardedStore:
         """The store's figures; while it is away there are none to show."""
         if not self.up:
             raise self._away()
+        if self._homes.changed(account):
+            await self._bring_up(account)
         view = await self._inner.peek(account)
         if not view.seeded and self._refill is not None:
             with suppress(_Dry):

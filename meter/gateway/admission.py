@@ -178,7 +178,7 @@ async def _ask(gateway: Gateway, wanted: Wanted, size: plan.Size, *, primary: bo
 async def _answer(gateway: Gateway, caller: Caller, ask: Ask) -> Verdict:
     try:
         with gateway.timed("admit"):
-            return await gateway.store.admit(caller.account, ask)
+            return await gateway.store.admit(gateway.account_now(caller), ask)
     except StoreUnavailable:
         raise replies.quota_unavailable() from None
     except asyncio.CancelledError:

@@ -240,11 +240,12 @@ class Exchange:
 
     async def __aenter__(self) -> Self:
         gateway, wanted = self.gateway, self.admission.wanted
-        scopes = tuple((scope.kind, scope.name) for scope in wanted.caller.account.scopes)
+        account = gateway.account_now(wanted.caller)
+        scopes = tuple((scope.kind, scope.name) for scope in account.scopes)
         asked = Usage(prompt=self.admission.size.prompt_estimate, source="estimated")
         crashed = self._record("crashed", asked, None, "the process ended")
         try:
-            gateway.journal.opened(Opened(record=crashed, account_slot=wanted.caller.account.slot, scope_names=scopes))
+            gateway.journal.opened(Opened(record=crashed, account_slot=account.slot, scope_names=scopes))
         except JournalError as full:
             log.info("an exchange could not be noted", request_id=str(wanted.visit.request_id), reason=str(full))
             if gateway.config.ledger.on_journal_full == "deny":
