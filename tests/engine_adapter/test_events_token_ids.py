@@ -85,6 +85,7 @@ def test_events_that_would_have_come_without_ids_are_kept(event: bytes, shown: b
         data({"choices": [{'"token_ids': [7, 8], "delta": {"content": "a"}, "token_ids": [7, 8]}]}),
         data({"choices": [{"delta": {"content": "a"}, "token_ids": [7]}, {"index": 1, "delta": {}, "token_ids": [7]}]}),
         data({"choices": [{"delta": {"content": ["a"]}, "token_ids": [7, 8]}, 5]}),
+        b'data: {"choices":[{"x\\"token_ids":[7,8],"token\\u005fids":[7,8],"delta":{"content":"a"}}]}\n\n',
     ],
 )
 def test_ids_are_taken_out_wherever_they_stand(event: bytes) -> None:
@@ -108,6 +109,21 @@ def test_ids_beside_figures_are_not_counted_twice() -> None:
     assert run(stream)[1].usage() == Usage(2, 0, 3, 0, "counted")
     assert run(stream + swallowed(4))[1].usage() == Usage(2, 0, 4, 0, "counted")
     assert run(stream + swallowed(4, finish="stop"))[1].usage() == Usage(2, 0, 4, 0, "engine")
+
+
+def test_ids_beside_figures_of_each_choice_are_not_counted_twice() -> None:
+    scan = scanner(choices=2)
+    for index, completion in ((0, 1), (1, 1), (0, 2), (1, 2)):
+        scan.feed(text("w", [7], index=index, usage=figures(16, completion)))
+    assert scan.usage() == Usage(16, 0, 4, 0, "counted")
+
+
+def test_ids_after_the_engines_sum_are_added_to_it() -> None:
+    scan = scanner()
+    scan.feed(opening([1, 2]) + text("a", [7]) + use(2, 1) + text("", []))
+    assert scan.usage() == Usage(2, 0, 1, 0, "engine")
+    scan.feed(text("b", [8]))
+    assert scan.usage() == Usage(2, 0, 2, 0, "counted")
 
 
 def test_what_came_without_ids_is_weighed_beside_them() -> None:
