@@ -28,6 +28,8 @@ async def test_tokenizing_there_and_back_costs_nothing_and_leaves_no_record(tmp_
         await house.rows(1)  # of the metered request alone
         used = (await house.windows())["hour"]["used"]
         assert used == house.large.prompt_tokens_total + house.large.generation_tokens_total
+        labels = {"endpoint": "/tokenize", "model": "m1", "backend": "u1", "verdict": "none", "status": "200"}
+        assert house.sidecar._metrics.registry.get_sample_value("weir_requests_total", labels) == 1
 
 
 @pytest.mark.parametrize("path", PATHS)
