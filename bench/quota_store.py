@@ -29,7 +29,7 @@ from redis.asyncio import Redis
 
 from quotas.policy import Limit, Policy
 from quotas.redis import RedisStore
-from quotas.store import Account, Ask, Past, Scope, Seed
+from quotas.store import Account, Ask, Past, Scope, Seed, Window
 
 BARE = "redis.call('INCRBY', KEYS[1], ARGV[1]) redis.call('EXPIRE', KEYS[1], ARGV[2]) return 1"
 """The yardstick: a script that counts, and sets an expiry."""
@@ -166,16 +166,28 @@ async def our_time(plain: Redis, port: int, rounds: int) -> AsyncIterator[Line]:
             for _ in range(20):
                 await store.admit(who, ask(f"lease {next(serial):032}"))
 
+        async def asks_and_looks(who: Account) -> None:
+            for _ in range(20):
+                min((await store.admit(who, ask(f"lease {next(serial):032}"))).windows, key=_left)
+
         async def counts(who: Account) -> None:
             for _ in range(20):
                 await plain.evalsha(script, 1, "k", 5, 60)
 
-        ours, plainly = [], []
+        ours, looked, plainly = [], [], []
         for _ in range(max(3, rounds // 4)):
             plainly.append(await cpu_us(map(counts, accounts)))
             ours.append(await cpu_us(map(asks, accounts)))
-    detail = f"{min(ours):.1f} µs, plain {min(plainly):.1f} µs"
-    yield Line("our CPU: a decision ÷ await redis.evalsha(…), 64 at once", min(ours) / min(plainly), 1 / 3, detail)
+            looked.append(await cpu_us(map(asks_and_looks, accounts)))
+    plain_us = min(plainly)
+    detail = f"{min(ours):.1f} µs, plain {plain_us:.1f} µs"
+    yield Line("our CPU: a decision ÷ await redis.evalsha(…), 64 at once", min(ours) / plain_us, 1 / 3, detail)
+    detail = f"{min(looked):.1f} µs, plain {plain_us:.1f} µs"
+    yield Line("our CPU: that and the six windows of its headers ÷ the same", min(looked) / plain_us, None, detail)
+
+
+def _left(window: Window) -> float:
+    return window.remaining / window.limit
 
 
 async def cpu_us(work: Iterable[Awaitable[None]]) -> float:

@@ -10,7 +10,7 @@ from typing import overload
 import msgspec
 
 from quotas import decision, store
-from quotas.books import REMEMBER, Lease, Meter, State, Terms, terms
+from quotas.books import REMEMBER, Lease, Meter, State, Terms
 from quotas.store import Answer, Scope, VerdictKind
 from quotas.windows import NEVER, Debt, Window
 
@@ -83,18 +83,20 @@ def books(record: bytes) -> State:
 class Windows(Sequence[store.Window]):
     """An account's windows as they stood at a moment, worked out when somebody looks at them. Equal to a tuple of the same."""
 
-    __slots__ = ("_account", "_found", "_now", "_records")
+    __slots__ = ("_found", "_now", "_records", "_scopes")
 
-    def __init__(self, account: store.Account, records: Sequence[bytes], now: int) -> None:
-        self._account = account
+    def __init__(self, scopes: Sequence[tuple[Scope, Terms]], records: Sequence[bytes], now: int) -> None:
+        self._scopes = scopes
         self._records = records
         self._now = now
         self._found: tuple[store.Window, ...] | None = None
 
     def _all(self) -> tuple[store.Window, ...]:
         if self._found is None:
-            scopes = zip(self._account.scopes, self._records, strict=True)
-            self._found = tuple(window for scope, record in scopes for window in _shown(record, scope, self._now))
+            found: list[store.Window] = []
+            for (scope, rule), record in zip(self._scopes, self._records, strict=True):
+                found += _shown(record, scope, rule, self._now)
+            self._found = tuple(found)
         return self._found
 
     def __len__(self) -> int:
@@ -119,14 +121,14 @@ class Windows(Sequence[store.Window]):
         return repr(self._all())
 
 
-def _shown(record: bytes, scope: Scope, now: int) -> list[store.Window]:
+def _shown(record: bytes, scope: Scope, rule: Terms, now: int) -> list[store.Window]:
     (
         _, _, cap_held, held, opened, cap_span, cap_slot, rate_span, rate_slot, _, _, _, _,
         _, _, _, cap, rate, repay, _, cap_newest, _, rate_newest, _, _,
     ) = RECORD.unpack(record)  # fmt: skip
     return decision.windows(
         scope,
-        terms(scope.policy),
+        rule,
         now,
         int(rate),
         int((rate_newest + 1) * rate_slot + rate_span) if rate else 0,

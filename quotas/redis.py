@@ -233,14 +233,15 @@ class RedisStore:
 class _Address:
     """An account as it goes over the wire: its hash slot, its keys, its scopes and their terms."""
 
-    __slots__ = ("_head", "_scopes", "account", "keys", "scopes", "slot", "terms")
+    __slots__ = ("_head", "_scopes", "account", "keys", "rules", "scopes", "slot", "terms")
 
     def __init__(self, account: Account) -> None:
         tag = _safe(account.slot)
         self.account = account
         self.slot = hash_slot(tag.encode())
         self.keys = [f"weir:{{{tag}}}:{part}".encode() for part in ("mark", "w", "d", "f")]
-        self.terms = b"".join(packed.packed_terms(terms(scope.policy)) for scope in account.scopes)
+        self.rules = [(scope, terms(scope.policy)) for scope in account.scopes]
+        self.terms = b"".join(packed.packed_terms(rule) for _, rule in self.rules)
         self.scopes = [packed.scope_field(scope) for scope in account.scopes]
         self._head = b"".join(map(bulk, (b"FCALL", f"{LIBRARY}_admit".encode(), b"4", *self.keys, self.terms)))
         self._scopes = b"".join(map(bulk, self.scopes))
@@ -293,7 +294,7 @@ def _verdict(address: _Address, ask: Ask, reply: list[Any]) -> Verdict:
         said, hold, ceiling, expected, target.decode() or None, refuser, packed.ANSWERS[answered]
     )
     if decided.admitted:
-        return decision.admitted(decided, now, packed.Windows(address.account, rest, now))
+        return decision.admitted(decided, now, packed.Windows(address.rules, rest, now))
     records, beside = rest[: len(address.scopes)], rest[len(address.scopes) :]
     books = _books(
         address, dict(zip(address.scopes, map(packed.books, records), strict=True)), *map(packed.pairs, beside)
