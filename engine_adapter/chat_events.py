@@ -1,7 +1,19 @@
 """The event streams of chat and completions, closed by `[DONE]`.
 
-Standard: https://platform.openai.com/docs/api-reference/chat-streaming, and what vLLM adds to it: running figures
-(`continuous_usage_stats`) and the ids of the tokens (`return_token_ids`).
+Standard: https://platform.openai.com/docs/api-reference/chat-streaming, and what vLLM adds to it for who may be left in the
+middle: the ids of the tokens (`return_token_ids`), or running figures (`continuous_usage_stats`). Ids are the better of the
+two. They come with every token, those too that a tool or reasoning parser swallows, while running figures wait for the next
+event that shows something (of two recorded tool calls, 63 tokens in 66 events against 73 in 19). What it takes to read an
+event and to take out what was not asked for, on one core of 2026:
+
+    an event with a word of text      nothing asked for   222 bytes   3.6 µs
+                                      token ids           223 bytes   4.4 µs
+                                      running figures     327 bytes   4.8 µs
+    an event for a swallowed token    token ids           200 bytes   3.8 µs
+    the first event, with the ids of a prompt of 1,000 / 8,000 / 100,000 tokens: 14 / 80 / 1,700 µs, once for each choice
+
+Two answers have to do with running figures: with `echo` vLLM leaves the prompt's text out where it gives ids, and with
+`include_reasoning: false` it hides them.
 """
 
 from __future__ import annotations
