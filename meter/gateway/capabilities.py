@@ -20,6 +20,9 @@ Field = str
 
 RETURN_IDS: Final = "return_token_ids"
 
+MOST_PROMPT_IDS: Final = 65_536
+"""So many take some 5 ms to read, in which no other request goes on."""
+
 _NEEDS: Final[dict[Live, tuple[Field, ...]]] = {
     "token_ids": (RETURN_IDS, "stream_options"),
     "usage": ("continuous_usage_stats", "stream_options"),
@@ -62,11 +65,13 @@ class Capabilities:
         return f"asked for {self.best()}" + (f", knows no {', '.join(sorted(self._unknown))}" if self._unknown else "")
 
 
-def unfit(call: Call) -> frozenset[Field]:
-    """Fields that this call is better sent on without: with ids, vLLM leaves the echoed prompt's text out of completions,
-    and where a parser hides the reasoning it hides all ids with it."""
+def unfit(call: Call, prompt_tokens: int) -> frozenset[Field]:
+    """Fields that this call, of so many prompt tokens as it seems, is better sent on without: with ids, vLLM leaves the
+    echoed prompt's text out of completions; where a parser hides the reasoning it hides all ids with it; and those of the
+    prompt come once for each answer, however many they are."""
     hidden = call.members.get("include_reasoning") == FALSE
-    return frozenset({RETURN_IDS} if hidden or call.members.get("echo") == TRUE else ())
+    echoed = call.members.get("echo") == TRUE
+    return frozenset({RETURN_IDS} if hidden or echoed or prompt_tokens * call.answers > MOST_PROMPT_IDS else ())
 
 
 def refused_field(call: Call, live: Live, status: int, body: bytes) -> Field | None:
