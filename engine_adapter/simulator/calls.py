@@ -37,6 +37,15 @@ def error(status: int, message: str, param: str | None = None, kind: str | None 
     return Refused(status, dumps({"error": fields}))
 
 
+def in_messages(refused: Refused) -> Refused:
+    """As /v1/messages says what is not a mistake in the body's form."""
+    said = json.loads(refused.body).get("error")
+    if not isinstance(said, dict) or said.get("type") == "Bad Request":
+        return refused
+    wrong = {"type": "error", "error": {"type": said["type"], "message": said["message"]}}
+    return Refused(refused.status, dumps(wrong))
+
+
 def scripted(status: int) -> Refused:
     """What the fault `status:CODE` answers: vLLM's own body where there is one."""
     if status == 401:
@@ -82,6 +91,8 @@ class Call:
     return_ids: bool
     echo: bool
     request_id: str | None
+    asked: dict[str, Any]
+    """the body"""
 
     @property
     def prompt_tokens(self) -> int:
@@ -137,6 +148,108 @@ def read_completion(body: dict[str, Any], context: int) -> Call:
     return _call(body, read_prompts(body.get("prompt")), _whole(body, "max_tokens"), context, chat=False, echo=echo)
 
 
+def read_response(body: dict[str, Any], context: int) -> Call:
+    if body.get("input") is None:
+        raise _validation("missing", "body.input", "Field required", _shown(body))
+    prompt = chat_prompt({"messages": response_messages(body), "tools": body.get("tools")})
+    return _call(body, [prompt], _whole(body, "max_output_tokens"), context, chat=True, echo=False)
+
+
+def response_messages(body: dict[str, Any]) -> list[Any]:
+    """What Responses calls instructions and input, as messages."""
+    said = body["input"]
+    items = [{"role": "user", "content": said}] if isinstance(said, str) else said
+    if not isinstance(items, list):
+        raise _validation("list_type", "body.input", "Input should be a valid list", _shown(said))
+    instructions = body.get("instructions")
+    start = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
+    return [*start, *map(_response_item, items)]
+
+
+def _response_item(item: Any) -> Any:
+    """A message; a tool's output is one of the tool's, a call of it one of the assistant's."""
+    match item:
+        case {"type": "function_call_output", "output": output}:
+            return {"role": "tool", "content": output if isinstance(output, str) else json.dumps(output)}
+        case {"type": "function_call", "name": name, "arguments": arguments}:
+            return {"role": "assistant", "content": f"{name} {arguments}"}
+        case {"content": list(parts)}:
+            texts = [{"type": "text", "text": part["text"]} if "text" in part else part for part in parts]
+            return {**item, "content": texts}
+        case _:
+            return item
+
+
+def read_message(body: dict[str, Any], context: int) -> Call:
+    asked = _whole(body, "max_tokens")
+    if asked is None:
+        raise _validation("missing", "body.max_tokens", "Field required", _shown(body))
+    if asked < 1:
+        detail = "{'type': 'value_error', 'loc': 'body.max_tokens', 'msg': 'Value error, max_tokens must be positive', "
+        detail += f"'input': '{asked}', 'ctx': {{'error': ValueError('max_tokens must be positive')}}}}"
+        raise _invalid(detail, "body.max_tokens")
+    return _call(body, [message_prompt(body)], asked, context, chat=True, echo=False)
+
+
+def message_prompt(body: dict[str, Any]) -> Prompt:
+    """Anthropic's messages through the chat template."""
+    if not isinstance(body.get("messages"), list):
+        raise _validation("missing", "body.messages", "Field required", _shown(body))
+    system = body.get("system")
+    start = [{"role": "system", "content": system}] if system else []
+    messages = [*start, *(_flattened(message) for message in body["messages"])]
+    return chat_prompt({"messages": messages, "tools": body.get("tools")})
+
+
+def _flattened(message: Any) -> Any:
+    """A message whose tool calls and their results are text."""
+    if not isinstance(message, dict) or not isinstance(message.get("content"), list):
+        return message
+    return {**message, "content": [_block(block) for block in message["content"]]}
+
+
+def _block(block: Any) -> Any:
+    match block:
+        case {"type": "tool_use", "name": name, "input": given}:
+            return {"type": "text", "text": f"{name} {json.dumps(given)}"}
+        case {"type": "tool_result"}:
+            content = block.get("content", "")
+            return {"type": "text", "text": content if isinstance(content, str) else json.dumps(content)}
+        case {"type": "thinking", "thinking": thought}:
+            return {"type": "text", "text": thought}
+        case _:
+            return block
+
+
+def read_pairs(body: dict[str, Any], context: int) -> list[Prompt]:
+    """Score: each text beside each other's. The two sides go by several names."""
+    first, second = (_side(body, names) for names in (("text_1", "queries"), ("text_2", "documents", "items")))
+    if len(first) not in (1, len(second)):
+        raise error(400, "Input lengths must be either 1:1, 1:N or N:N")
+    pairs = zip(first * len(second) if len(first) == 1 else first, second, strict=True)
+    return [_pair(one, other, context) for one, other in pairs]
+
+
+def read_rerank(body: dict[str, Any], context: int) -> list[Prompt]:
+    (query,), documents = _side(body, ("query",)), _side(body, ("documents",))
+    return [_pair(query, document, context) for document in documents]
+
+
+def _side(body: dict[str, Any], names: tuple[str, ...]) -> list[str]:
+    said = next((body[name] for name in names if body.get(name) is not None), None)
+    texts = [said] if isinstance(said, str) else said
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise _validation("missing", f"body.{names[0]}", "Field required", _shown(body))
+    return texts
+
+
+def _pair(one: str, other: str, context: int) -> Prompt:
+    """Both texts, with a token before, between and after them."""
+    prompt = Prompt(tokens.count(one) + tokens.count(other) + 3, tokens.place_after(other), [one, "\n", other])
+    fits(prompt, context)
+    return prompt
+
+
 def read_embedding(body: dict[str, Any], context: int) -> list[Prompt]:
     if "messages" in body:
         prompts = [chat_prompt(body)]
@@ -184,6 +297,7 @@ def _call(
         return_ids=_flag(body, "return_token_ids"),
         echo=echo,
         request_id=request_id if isinstance(request_id, str) else None,
+        asked=body,
     )
 
 

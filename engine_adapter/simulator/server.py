@@ -20,8 +20,11 @@ from urllib.parse import unquote
 import httptools
 
 from engine_adapter.simulator import calls, faults, tokens, wire
-from engine_adapter.simulator.calls import Call, Refused
+from engine_adapter.simulator.calls import Call, Prompt, Refused
 from engine_adapter.simulator.faults import Faults
+from engine_adapter.simulator.messages import MessagesWire, counted_tokens
+from engine_adapter.simulator.pairs import reranked, scored
+from engine_adapter.simulator.responses import ResponsesWire
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
@@ -293,7 +296,7 @@ class _Exchange:
         self._connection = connection
         self._seen = seen
         self.faults = faults.NONE
-        self._streaming = False
+        self._streaming: wire.Words | None = None
         self._events = 0
         self._due = 0.0
 
@@ -326,6 +329,11 @@ class _Exchange:
             "/v1/chat/completions": ("POST", self._chat),
             "/v1/completions": ("POST", self._completions),
             "/v1/embeddings": ("POST", self._embeddings),
+            "/v1/responses": ("POST", self._responses),
+            "/v1/messages": ("POST", self._messages),
+            "/v1/messages/count_tokens": ("POST", self._count_tokens),
+            "/v1/rerank": ("POST", self._rerank),
+            "/v1/score": ("POST", self._score),
             "/tokenize": ("POST", self._tokenize),
             "/detokenize": ("POST", self._detokenize),
         }.get(path, ("GET", None))
@@ -389,13 +397,44 @@ class _Exchange:
 
     async def _embeddings(self) -> None:
         body = self._body()
-        prompts = calls.read_embedding(body, self._simulator.context)
-        self._engine.prompt_tokens += sum(prompt.size for prompt in prompts)
-        self._engine.finished["stop"] += len(prompts)
+        prompts = self._read(calls.read_embedding(body, self._simulator.context))
         as_base64 = body.get("encoding_format") == "base64"
         name, model, now = self._name(b"embd-", None).decode("latin-1"), self._simulator.model, int(time.time())
         usage = not self.faults.nousage
         self.reply(200, wire.embeddings(prompts, name, now, model, as_base64=as_base64, usage=usage))
+
+    async def _responses(self) -> None:
+        await self._generate(calls.read_response(self._body(), self._simulator.context), ResponsesWire, b"resp_")
+
+    async def _messages(self) -> None:
+        try:
+            call = calls.read_message(self._body(), self._simulator.context)
+        except Refused as refused:
+            raise calls.in_messages(refused) from None
+        await self._generate(call, MessagesWire, b"chatcmpl-")
+
+    async def _count_tokens(self) -> None:
+        try:
+            self.reply(200, counted_tokens(calls.message_prompt(self._body())))
+        except Refused as refused:
+            raise calls.in_messages(refused) from None
+
+    async def _rerank(self) -> None:
+        body = self._body()
+        prompts = self._read(calls.read_rerank(body, self._simulator.context))
+        name, usage = self._name(b"rerank-", None).decode("latin-1"), not self.faults.nousage
+        self.reply(200, reranked(prompts, body, name, self._simulator.model, usage=usage))
+
+    async def _score(self) -> None:
+        prompts = self._read(calls.read_pairs(self._body(), self._simulator.context))
+        name, now, usage = self._name(b"score-", None).decode("latin-1"), int(time.time()), not self.faults.nousage
+        self.reply(200, scored(prompts, name, now, self._simulator.model, usage=usage))
+
+    def _read(self, prompts: list[Prompt]) -> list[Prompt]:
+        """Prompts that only are read."""
+        self._engine.prompt_tokens += sum(prompt.size for prompt in prompts)
+        self._engine.finished["stop"] += len(prompts)
+        return prompts
 
     def _body(self) -> dict[str, Any]:
         body = calls.read_body(self._seen.header(b"content-type") or b"", self._seen.body)
@@ -409,18 +448,18 @@ class _Exchange:
             own = asked.encode() if asked is not None else os.urandom(8).hex().encode()
         return prefix + own
 
-    async def _generate(self, call: Call, kind: type[wire.Wire], prefix: bytes) -> None:
+    async def _generate(self, call: Call, kind: type[wire.Words], prefix: bytes) -> None:
         ids, usage = self._simulator.vocabulary.ids, not self.faults.nousage
         name = self._name(prefix, call.request_id)
         words = kind(call, name, int(time.time()), self._simulator.model, ids, usage)
-        self._streaming = call.stream
+        self._streaming = words if call.stream else None
         self._engine.running += call.choices
         try:
             await (self._stream(call, words) if call.stream else self._plain(call, words))
         finally:
             self._engine.running -= call.choices
 
-    async def _plain(self, call: Call, words: wire.Wire) -> None:
+    async def _plain(self, call: Call, words: wire.Words) -> None:
         limit, finish = self._end(call)
         for made in range(1, limit + 1):
             await self._until_due(call, made)
@@ -432,7 +471,7 @@ class _Exchange:
         self._engine.finished[finish] += call.choices
         self.reply(200, words.whole(limit, finish))
 
-    async def _stream(self, call: Call, words: wire.Wire) -> None:
+    async def _stream(self, call: Call, words: wire.Words) -> None:
         write, drain = self._connection.write, self._connection.drain
         write(wire.head(200, None, EVENTS, closing=not self._seen.keep_alive))
         limit, finish = self._end(call)
@@ -448,7 +487,7 @@ class _Exchange:
         if await self._turn():
             return
         self._engine.finished[finish] += call.choices
-        write((words.closing(limit * call.choices) if limit else b"") + wire.DONE)
+        write(words.closing(limit, finish) + words.end)
 
     def _end(self, call: Call) -> tuple[int, str]:
         """How many tokens each choice gets, and why it ends."""
@@ -502,7 +541,7 @@ class _Exchange:
         self._engine.finished["error"] += 1
         if not self._streaming:
             raise calls.error(500, ENGINE_DEAD)
-        self._connection.write(wire.event(wire.engine_dead(ENGINE_DEAD)) + wire.DONE)
+        self._connection.write(self._streaming.broken(ENGINE_DEAD))
         return True
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
@@ -73,8 +74,59 @@ def counted(prompt: int, completion: int, details: bytes = b"") -> bytes:
     return b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d%b}' % (*sums, details)
 
 
-class Wire:
-    """What both answers of words have in common; `ids` gives token ids, asked for only when they are shown."""
+def named_event(name: bytes, data: bytes) -> bytes:
+    return b"%x\r\nevent: %b\ndata: %b\n\n\r\n" % (len(name) + len(data) + 16, name, data)
+
+
+class Words(ABC):
+    """An answer of words, whatever its shape; `ids` gives token ids, asked for only when they are shown."""
+
+    end = DONE
+    """what comes after a stream's last event"""
+
+    def __init__(
+        self, call: Call, name: bytes, created: int, model: str, ids: Callable[[list[str]], list[int]], usage: bool
+    ) -> None:
+        self.call = call
+        self._name = name.decode("latin-1")
+        self._created = created
+        self._model = model
+        self._ids = ids
+        self._usage = usage
+
+    @abstractmethod
+    def opening(self, choice: int) -> bytes:
+        """What comes before the first token of a choice, in the same moment."""
+
+    @abstractmethod
+    def token(self, choice: int, made: int, finish: str | None) -> bytes:
+        """The event of the `made`-th token (from 1) of a choice."""
+
+    @abstractmethod
+    def closing(self, made: int, finish: str) -> bytes:
+        """What comes after the last token of all choices, of `made` tokens each (0: not even the opening came)."""
+
+    @abstractmethod
+    def whole(self, made: int, finish: str) -> bytes:
+        """The answer in one piece, choices of `made` tokens each."""
+
+    def broken(self, message: str) -> bytes:
+        """The engine died within the stream: how it ends."""
+        return event(engine_dead(message)) + self.end
+
+    def _word(self, choice: int, made: int) -> int:
+        prompt = self._prompt(choice)
+        return (prompt.place + 7 * (choice % self.call.n) + made - 1) % len(WORDS)
+
+    def _prompt(self, choice: int) -> Prompt:
+        return self.call.prompts[choice // self.call.n]
+
+    def _text(self, choice: int, made: int) -> str:
+        return "".join(" " + WORDS[self._word(choice, number)] for number in range(1, made + 1))
+
+
+class ChunkWire(Words):
+    """What chat and completions have in common."""
 
     kind: bytes
     whole_kind: bytes
@@ -83,12 +135,10 @@ class Wire:
     def __init__(
         self, call: Call, name: bytes, created: int, model: str, ids: Callable[[list[str]], list[int]], usage: bool
     ) -> None:
-        self.call = call
-        self._ids = ids
+        super().__init__(call, name, created, model, ids, usage)
         self._print = fingerprint(model)
-        self._usage = usage
         self._start = b'{"id":%b,"object":"%b","created":%d,"model":%b,"choices":['
-        self._fields = dumps(name.decode("latin-1")), created, dumps(model)
+        self._fields = dumps(self._name), created, dumps(model)
         self._event_start = self._open(self.kind)
 
     def _open(self, kind: bytes) -> bytes:
@@ -97,19 +147,11 @@ class Wire:
 
     # streamed
 
-    def opening(self, choice: int) -> bytes:
-        """What comes before the first token of a choice, in the same moment."""
-        raise NotImplementedError
-
-    def token(self, choice: int, made: int, finish: str | None) -> bytes:
-        """The event of the `made`-th token (from 1) of a choice."""
-        raise NotImplementedError
-
-    def closing(self, completion: int) -> bytes:
+    def closing(self, made: int, finish: str) -> bytes:
         """The last event with the usage, if it was asked for."""
-        if not (self.call.include_usage and self._usage):
+        if not (made and self.call.include_usage and self._usage):
             return b""
-        usage = counted(self.call.prompt_tokens, completion)
+        usage = counted(self.call.prompt_tokens, made * self.call.choices)
         return event(b'%b],"usage":%b,"system_fingerprint":"%b"}' % (self._event_start, usage, self._print))
 
     def _event(self, body: bytes, prompt: Prompt, made: int, tail: bytes = b"") -> bytes:
@@ -125,13 +167,6 @@ class Wire:
         tail = b"" if self.call.include_usage and self._usage else b',"system_fingerprint":"%b"' % self._print
         return b'"%b"' % finish.encode(), tail
 
-    def _word(self, choice: int, made: int) -> int:
-        prompt = self._prompt(choice)
-        return (prompt.place + 7 * (choice % self.call.n) + made - 1) % len(WORDS)
-
-    def _prompt(self, choice: int) -> Prompt:
-        return self.call.prompts[choice // self.call.n]
-
     def _token_ids(self, choice: int, made: int) -> bytes:
         return b"[%d]" % word_id(self._word(choice, made)) if self.call.return_ids else b"null"
 
@@ -146,14 +181,11 @@ class Wire:
         middle = b'],"service_tier":null,"system_fingerprint":"%b","usage":%b' % (self._print, usage)
         return self._open(self.whole_kind) + choices + middle + self._whole_tail()
 
-    def _whole_choice(self, choice: int, made: int, finish: str) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _whole_choice(self, choice: int, made: int, finish: str) -> bytes: ...
 
-    def _whole_tail(self) -> bytes:
-        raise NotImplementedError
-
-    def _text(self, choice: int, made: int) -> str:
-        return "".join(" " + WORDS[self._word(choice, number)] for number in range(1, made + 1))
+    @abstractmethod
+    def _whole_tail(self) -> bytes: ...
 
     def _all_ids(self, choice: int, made: int) -> bytes:
         if not self.call.return_ids:
@@ -161,7 +193,7 @@ class Wire:
         return dumps([word_id(self._word(choice, number)) for number in range(1, made + 1)])
 
 
-class ChatWire(Wire):
+class ChatWire(ChunkWire):
     kind = b"chat.completion.chunk"
     whole_kind = b"chat.completion"
     live_details = b',"completion_tokens_details":null'
@@ -196,7 +228,7 @@ class ChatWire(Wire):
         ) % ids
 
 
-class CompletionWire(Wire):
+class CompletionWire(ChunkWire):
     kind = whole_kind = b"text_completion"
     live_details = b""
 
