@@ -57,16 +57,15 @@ async def first_that_answers(exchange: Exchange) -> web.StreamResponse:
 
 async def _from(exchange: Exchange, target: Target) -> web.StreamResponse:
     """One target's answer. It is asked again at once without a field of ours that it turns out not to know."""
-    unfit, unknown = capabilities.unfit(exchange.admission.wanted.call), set[str]()
+    call, unknown = exchange.admission.wanted.call, set[str]()
+    unfit = capabilities.unfit(call, exchange.admission.size.prompt_estimate)
     while True:
         live = target.backend.capabilities.best(unfit | unknown)
         try:
             return await _answer(exchange, target, live, unknown)
         except EngineRefused as refused:
             reply = refused.reply
-            field = capabilities.refused_field(
-                exchange.admission.wanted.call, live, reply.status, reply.as_it_came or b""
-            )
+            field = capabilities.refused_field(call, live, reply.status, reply.as_it_came or b"")
             if field is None:
                 raise
             unknown.add(field)
@@ -215,9 +214,6 @@ class _Stream:
             if self._exchange.gateway.leaving:
                 await self._break(response, "shut_down", "grace", replies.shutting_down())
             raise
-        finally:
-            if self._asked_ids and not self._scanner.ids_seen:
-                _does_not_know(self._target, (capabilities.RETURN_IDS,))
         return response
 
     async def _until_content(self) -> bytes:
@@ -330,6 +326,8 @@ class _Stream:
         if not scanner.done and scanner.finish_reason is None:
             await self._send(response, out)
             raise EngineBroke("The worker's stream ended within the answer.", phase="cut")
+        if self._asked_ids and not scanner.ids_seen:
+            _does_not_know(self._target, (capabilities.RETURN_IDS,))
         exchange.finish_reason = scanner.finish_reason
         usage = scanner.usage()
         seconds = self._timer() - self._sent

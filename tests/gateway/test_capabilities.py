@@ -76,20 +76,23 @@ def test_a_refusal_is_ours_only_where_it_names_a_field_that_we_added(
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "fields", "live"),
+    ("endpoint", "fields", "prompt_tokens", "live"),
     [
-        ("chat", {}, "token_ids"),
-        ("chat", {"include_reasoning": True, "echo": False}, "token_ids"),
-        ("chat", {"include_reasoning": False}, "usage"),
-        ("completions", {"echo": True}, "usage"),
+        ("chat", {}, 9, "token_ids"),
+        ("chat", {"include_reasoning": True, "echo": False}, 9, "token_ids"),
+        ("chat", {"include_reasoning": False}, 9, "usage"),
+        ("completions", {"echo": True}, 9, "usage"),
+        ("completions", {"n": 2, "best_of": 9}, 32_768, "token_ids"),
+        ("chat", {}, 65_537, "usage"),
+        ("chat", {"n": 4}, 16_385, "usage"),
     ],
 )
-def test_ids_are_not_asked_for_where_they_would_change_the_answer_or_be_hidden_from_it(
-    endpoint: Any, fields: dict[str, Any], live: str
+def test_ids_are_not_asked_for_where_they_would_change_the_answer_be_hidden_from_it_or_be_too_many(
+    endpoint: Any, fields: dict[str, Any], prompt_tokens: int, live: str
 ) -> None:
     prompt: dict[str, Any] = {"messages": STREAM["messages"]} if endpoint == "chat" else {"prompt": "hi"}
     asked = request.parse(endpoint, json.dumps({"model": "m", "stream": True, **prompt, **fields}).encode())
-    assert Capabilities("vllm").best(unfit(asked)) == live
+    assert Capabilities("vllm").best(unfit(asked, prompt_tokens)) == live
 
 
 # ---- beside a worker -------------------------------------------------------------------------------------------------
