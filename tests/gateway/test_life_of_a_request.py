@@ -64,6 +64,12 @@ async def test_a_client_that_asked_for_usage_gets_it_once(tmp_path: Path) -> Non
         ("/v1/chat/completions", {**HELLO, "n": 3}),
         ("/v1/chat/completions", {**STREAM, "n": 3}),
         ("/v1/embeddings", {"model": "m1", "input": "one two three"}),
+        ("/v1/responses", {"model": "m1", "input": "one two three", "max_output_tokens": 5}),
+        ("/v1/responses", {"model": "m1", "input": "one two three", "max_output_tokens": 5, "stream": True}),
+        ("/v1/messages", HELLO),
+        ("/v1/messages", STREAM),
+        ("/v1/rerank", {"model": "m1", "query": "which is it", "documents": ["one two", "three"]}),
+        ("/v1/score", {"model": "m1", "text_1": "which is it", "text_2": ["one two", "three"]}),
     ],
 )
 async def test_what_the_engine_itself_counts_is_on_record(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
