@@ -101,7 +101,13 @@ class MemoryStore:
     async def forget(self, slot: str) -> None:
         self._slots.pop(slot, None)
 
-    async def ping(self) -> float:
+    def places(self) -> tuple[str]:
+        return ("",)
+
+    def place_of(self, slot: str) -> str:
+        return ""
+
+    async def ping(self, place: str | None = None) -> float:
         return self._clock()
 
     async def close(self) -> None:

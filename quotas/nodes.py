@@ -137,8 +137,14 @@ class Nodes(Protocol):
     async def find(self, slot: int) -> Line:
         """The same, after a look at who serves it. StoreUnavailable."""
 
-    async def every(self) -> list[tuple[Line, str]]:
-        """Each node's line, with a tag whose keys lie there (see `hash_slot`). StoreUnavailable."""
+    def places(self) -> set[str]:
+        """The nodes' names; "" stands for those that are not known yet."""
+
+    def place(self, slot: int) -> str:
+        """The name of the node of a hash slot."""
+
+    async def every(self, place: str | None = None) -> list[tuple[Line, str]]:
+        """Each node's line, or that of one, with a tag whose keys lie there (see `hash_slot`). StoreUnavailable."""
 
     def failed(self, line: Line, refusal: str) -> Line | None:
         """A node refused a call, or did not answer (""): looks anew who serves what. The line to ask instead, if named."""
@@ -171,7 +177,13 @@ class OneNode:
     async def find(self, slot: int) -> Line:
         return self._line
 
-    async def every(self) -> list[tuple[Line, str]]:
+    def places(self) -> set[str]:
+        return {self.where}
+
+    def place(self, slot: int) -> str:
+        return self.where
+
+    async def every(self, place: str | None = None) -> list[tuple[Line, str]]:
         return [(self._line, "0")]
 
     def failed(self, line: Line, refusal: str) -> None:
@@ -230,6 +242,9 @@ class Cluster:
         self._lines: dict[Address, Line] = {}
         self._seeds = [self._line(address) for address in place.nodes]
         self._owners: list[Line | None] = [None] * HASH_SLOTS
+        self._serving: frozenset[Line | None] = frozenset(
+            [None]
+        )  # the nodes that serve anything; None: some slots have none
         self._looking: asyncio.Task[None] | None = None
         self._looked = 0.0
 
@@ -247,16 +262,24 @@ class Cluster:
             raise unreachable(self.where, f"no node of the cluster serves hash slot {slot}")
         return line
 
-    async def every(self) -> list[tuple[Line, str]]:
+    def places(self) -> set[str]:
+        return {_name(line) for line in self._serving}
+
+    def place(self, slot: int) -> str:
+        return _name(self._owners[slot])
+
+    async def every(self, place: str | None = None) -> list[tuple[Line, str]]:
         if None in self._owners:
             await self._look()
-        tags: dict[Line, str] = {}
-        owners = {line for line in self._owners if line is not None}
-        if None in self._owners:
+        wanted = {line for line in self._serving if place in (None, "", _name(line))}
+        if not wanted or None in wanted:
             raise unreachable(self.where, "no node of the cluster serves some of its hash slots")
+        tags: dict[Line, str] = {}
         for number in count():
-            tags.setdefault(cast("Line", self._owners[hash_slot(b"%d" % number)]), str(number))
-            if len(tags) == len(owners):
+            line = cast("Line", self._owners[hash_slot(b"%d" % number)])
+            if line in wanted:
+                tags.setdefault(line, str(number))
+            if len(tags) == len(wanted):
                 return list(tags.items())
         raise AssertionError("not reached")
 
@@ -267,6 +290,7 @@ class Cluster:
             return None
         host, _, port = rest[1].rpartition(":")
         other = self._owners[int(rest[0])] = self._line((host, int(port))) if host else line
+        self._serving |= {other}
         return other
 
     async def close(self) -> None:
@@ -307,7 +331,7 @@ class Cluster:
             for first, last, (host, port, *_), *_replicas in ranges:
                 address = (host.decode(), port) if host else None
                 owners[first : last + 1] = [self._line(address) if address else line] * (last + 1 - first)
-            self._owners = owners
+            self._owners, self._serving = owners, frozenset(owners)
             await self._forget_strangers()
             return
 
@@ -317,3 +341,7 @@ class Cluster:
         for address, line in list(self._lines.items()):
             if line not in known:
                 await self._lines.pop(address).close()
+
+
+def _name(line: Line | None) -> str:
+    return "" if line is None else line.where

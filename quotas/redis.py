@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from hashlib import sha1
 from pathlib import Path
 from struct import Struct
@@ -39,6 +41,8 @@ LIBRARY = f"weir_{sha1(_SOURCE.encode(), usedforsecurity=False).hexdigest()[:12]
 
 SOURCE = f"#!lua name={LIBRARY}\nlocal PREFIX = '{LIBRARY}_'\n{_SOURCE}"
 
+_SIDECARS = b"weir:sidecars"
+_SIDECARS_SLOT = hash_slot(_SIDECARS)
 _LOAD = command("FUNCTION", "LOAD", SOURCE)
 _TIME = command("TIME")
 _ASK = Struct("<8d")
@@ -93,7 +97,7 @@ class RedisStore:
         for account, lease in leases:
             by_account.setdefault(account, []).append(lease)
         renewals = (self._step("renew", account, names) for account, names in by_account.items())
-        await asyncio.gather(self._announce(self._timeout), *renewals)
+        await asyncio.gather(self._announce_again(), *renewals)
 
     async def peek(self, account: Account) -> View:
         address = self._address(account)
@@ -131,17 +135,25 @@ class RedisStore:
         address = _Address(Account(slot, ()))
         await self._call(address.slot, command("DEL", *address.keys), PATIENCE)
 
-    async def ping(self) -> float:
+    def places(self) -> Collection[str]:
+        return self._nodes.places()
+
+    def place_of(self, slot: str) -> str:
+        return self._nodes.place(_hash_slot(slot))
+
+    async def ping(self, place: str | None = None) -> float:
         """Redis' time; every node must take writes too. Waits longer than other calls, so that connections get made."""
         try:
             async with asyncio.timeout(PATIENCE):
-                nodes = await self._nodes.every()
+                nodes = await self._nodes.every(place)
         except TimeoutError:
             raise StoreUnavailable(
                 f"the quota store at {self._nodes.where} did not answer within {PATIENCE:g} s"
             ) from None
-        reached = asyncio.gather(*(self._reach(line, tag) for line, tag in nodes))
-        times, _ = await asyncio.gather(reached, self._announce(PATIENCE))
+        calls: list[Coroutine[Any, Any, float]] = [self._reach(line, tag) for line, tag in nodes]
+        if place in (None, self._nodes.place(_SIDECARS_SLOT)):
+            calls.append(self._announce(PATIENCE))
+        times = await asyncio.gather(*calls)
         return times[0] if self._clock is None else self._clock()
 
     async def close(self) -> None:
@@ -207,9 +219,15 @@ class RedisStore:
             raise self._refused(str(refusal)) from refusal
         return _seconds(time)
 
-    async def _announce(self, timeout: float) -> None:
-        call = _fcall("sidecars", [b"weir:sidecars"], [self._name.encode(), b"%d" % ALIVE_MS])
-        self._living = max(1, await self._call(hash_slot(b"weir:sidecars"), call, timeout))
+    async def _announce(self, timeout: float) -> int:
+        call = _fcall("sidecars", [_SIDECARS], [self._name.encode(), b"%d" % ALIVE_MS])
+        self._living = max(1, await self._call(_SIDECARS_SLOT, call, timeout))
+        return self._living
+
+    async def _announce_again(self) -> None:
+        """Those that were seen last go on to count where it cannot be asked."""
+        with suppress(StoreUnavailable):
+            await self._announce(self._timeout)
 
     async def _now(self, slot: int) -> int:
         return self._moment() or round(_seconds(await self._call(slot, _TIME, PATIENCE)) * SECOND)
@@ -277,6 +295,12 @@ def _seed_words(states: list[tuple[Scope, State]], now: int, lease_span: int) ->
 
 def _fcall(function: str, keys: list[bytes], words: list[bytes]) -> bytes:
     return command("FCALL", f"{LIBRARY}_{function}", len(keys), *keys, *words)
+
+
+@lru_cache(ADDRESSED)
+def _hash_slot(slot: str) -> int:
+    """Where the keys of a slot of ours lie in a cluster."""
+    return hash_slot(_safe(slot).encode())
 
 
 def _safe(name: str) -> str:
