@@ -38,7 +38,8 @@ from meter.refill.refill import Refill
 from meter.refill.succession import REMEMBERED_SECONDS, Succession
 from meter.telemetry import log
 from meter.telemetry.metrics import Metrics
-from quotas.guarded import GuardedStore, OnRecord
+from quotas.filling import OnRecord
+from quotas.guarded import GuardedStore
 from quotas.memory import MemoryStore
 from quotas.redis import RedisStore
 from quotas.store import Account, Seed

@@ -239,7 +239,7 @@ class State:
         elif window.name == "burst" and meter.repay is not None:
             meter.repay.add(now, min(window.limit, window.used + window.held))
             if window.reset_seconds > 0:
-                meter.opened = max(0, now + round(window.reset_seconds * SECOND) - meter.repay.span)
+                meter.opened = max(meter.opened, 0, now + round(window.reset_seconds * SECOND) - meter.repay.span)
 
     def recall(self, other: State, now: int) -> None:
         """Adds what other books of this scope, of the same layout, say was charged."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -80,6 +80,11 @@ class Untold:
         """How many settlements are owed."""
         return len(self._owed)
 
+    @property
+    def slots(self) -> set[str]:
+        """Of which something is to be told."""
+        return {slot for slot, _ in self._owed} | {spent.account.slot for spent in self._spent}
+
     # ---- settlements
 
     def owe(self, account: Account, lease: str, consumed: int, now: float) -> None:
@@ -130,14 +135,15 @@ class Untold:
 
     # ---- handed over to a successor
 
-    def debts(self, now: float, ahead: float) -> Iterator[Debt]:
-        """All of it; `ahead`: by how many seconds the store's clock is before ours."""
+    def debts(self, now: float, ahead: Callable[[str], float]) -> Iterator[Debt]:
+        """All of it; `ahead`: by how many seconds a slot's clock at the store is before ours."""
         for owed in self._owed.values():
-            yield Debt(owed.account, owed.lease, owed.consumed, None, now + ahead)
+            yield Debt(owed.account, owed.lease, owed.consumed, None, now + ahead(owed.account.slot))
         for spent in self._spent:
+            ended = spent.newest / SECOND + ahead(spent.account.slot)
             for primary, tokens in spent.tokens(round(now * SECOND)).items():
                 if tokens:
-                    yield Debt(spent.account, spent.names[primary], tokens, primary, spent.newest / SECOND + ahead)
+                    yield Debt(spent.account, spent.names[primary], tokens, primary, ended)
 
     def take_on(self, debt: Debt, now: float, ahead: float) -> None:
         if debt.primary is None:
