@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
+from quotas.books import Book, State
+from quotas.decision import view
 from quotas.memory import MemoryStore
 from quotas.policy import UNLIMITED, Limit, Policy
 from quotas.store import Account, Ask, Progress, Scope, ScopeKind, Unseeded, Verdict, Window, WindowName
+from quotas.windows import SECOND
 
 SCOPES_SEEN = 10_000
 """Of so many keys and teams, those last heard of, the windows are remembered."""
@@ -55,13 +58,17 @@ class Alone:
         self._lease_seconds = lease_seconds
         self._share = share
         self._seen: dict[_Owner, _Seen] = {}
+        self._asked: dict[str, int] = {}  # what the store is being asked for, by slot
         self._slots: dict[str, _Slot] = {}
         self._books = MemoryStore(clock, lease_seconds)
 
     @property
     def slots(self) -> list[str]:
-        """In which something was decided here."""
+        """In which something was decided here, of which the store may not know all."""
         return list(self._slots)
+
+    def spends(self, slot: str) -> bool:
+        return slot in self._slots
 
     def spenders(self, slot: str) -> list[Account]:
         """Who was decided here, in a slot."""
@@ -77,6 +84,12 @@ class Alone:
             self._count(account, [scope for scope in account.scopes if _owner(account, scope) in slot.counted])
         while len(self._seen) > SCOPES_SEEN:
             del self._seen[next(iter(self._seen))]
+
+    def asking(self, slot: str, tokens: int) -> None:
+        """The store is asked to let so many more be held in a slot (below 0: it answered, or did not)."""
+        self._asked[slot] = self._asked.get(slot, 0) + tokens
+        if not self._asked[slot]:
+            del self._asked[slot]
 
     def extended(self, account: Account, tokens: int) -> None:
         """A running lease holds so much more at the store since its windows were seen."""
@@ -143,18 +156,21 @@ class Alone:
 
     def _lasting(self, owner: _Owner, scope: Scope) -> Iterator[Window]:
         """What was seen, last by any of a team's keys, and has not slid out meanwhile. What was held then was used since."""
-        if (seen := self._seen.get(owner)) is None:
-            return
-        age = self._clock() - seen.at
+        seen = self._seen.get(owner) or self._unused(scope)
+        age, asked = self._clock() - seen.at, self._asked.get(owner[0], 0)
         for window in seen.windows:
             if window.scope == scope.kind:
-                held = window.held + (seen.held_since if window.name == "hour" else 0)
+                held = window.held + asked + (seen.held_since if window.name == "hour" else 0)
                 lasts = _seconds(scope.policy, window) if held or window.name == "burst" else window.reset_seconds
                 wait = max(0.0, window.reset_seconds - age)
                 if lasts > age:
                     yield replace(window, held=held, reset_seconds=wait)
                 elif wait:
                     yield replace(window, used=0, held=0, reset_seconds=wait)
+
+    def _unused(self, scope: Scope) -> _Seen:
+        now = self._clock()
+        return _Seen(now, view([Book(scope, State())], round(now * SECOND)).windows)
 
 
 def _owner(account: Account, scope: Scope) -> _Owner:

@@ -75,7 +75,7 @@ class GuardedStore:
         )
         self._telling = Telling(inner, places, self._filling, self._running, self._untold, clock, self._wake)
         self._following = Following(inner, places, self._filling, self._telling, self._running, self._homes)
-        self._mending = Mending(places, self._telling, self._running, self._refresh)
+        self._mending = Mending(inner, places, self._filling, self._telling, self._running, self._alone)
 
     def __repr__(self) -> str:
         state = self.trouble or "up"
@@ -102,16 +102,16 @@ class GuardedStore:
 
     async def admit(self, account: Account, ask: Ask) -> Verdict:
         place = self._places.of(account.slot)
-        if place.up:
+        if place.up and (not self._alone.spends(account.slot) or await self._mending.catch_up(account.slot)):
             if self._homes.changed(account):
                 await self._following.bring_up(account)
             try:
-                verdict = await self._filling.admit(account, ask)
+                verdict = await self._asked(account, ask)
             except Dry:
                 self._mending.see_to(place)
             except StoreUnavailable:
                 self._telling.owe(account, ask.lease, 0)
-                self._failed(place)
+                self._mending.failed(place)
                 if self._on_down == "deny":
                     raise
             else:
@@ -129,12 +129,14 @@ class GuardedStore:
             return await self._progress_of_others(place, account, lease, consumed, extend_to)
         if place.up and known.account.slot != account.slot:
             await self._following.followed(known, account)
-        if place.up and known.at_inner:
+        if self._alone.spends(account.slot) and place.up:
+            await self._mending.catch_up(account.slot)
+        if place.up and known.at_inner and not self._alone.spends(account.slot):
             try:
                 return await self._progress_there(place, known, account, consumed, extend_to)
             except StoreUnavailable as away:
                 if not isinstance(away, Dry):
-                    self._failed(place)
+                    self._mending.failed(place)
         return await self._progress_here(known, consumed, extend_to)
 
     async def settle(self, account: Account, lease: str, consumed: int) -> bool:
@@ -150,7 +152,7 @@ class GuardedStore:
             try:
                 return await self._settle_there(place, account, lease, known, consumed)
             except StoreUnavailable:
-                self._failed(place)
+                self._mending.failed(place)
         if known is not None and not known.at_inner:  # its slot was filled meanwhile, without it
             self._telling.ended(known, consumed)
         else:
@@ -209,6 +211,14 @@ class GuardedStore:
 
     # ---- at the store ------------------------------------------------------------------------------------------------
 
+    async def _asked(self, account: Account, ask: Ask) -> Verdict:
+        under_way = max(ask.expected, ask.first_hold)
+        self._alone.asking(account.slot, under_way)
+        try:
+            return await self._filling.admit(account, ask)
+        finally:
+            self._alone.asking(account.slot, -under_way)
+
     async def _progress_of_others(
         self, place: Place, account: Account, lease: str, consumed: int, extend_to: int | None
     ) -> Progress:
@@ -218,7 +228,7 @@ class GuardedStore:
         try:
             told = await self._inner.progress(account, lease, consumed, extend_to)
         except StoreUnavailable:
-            self._failed(place)
+            self._mending.failed(place)
             raise
         place.failures = 0
         return told
@@ -228,16 +238,18 @@ class GuardedStore:
     ) -> Progress:
         """`account` carries the policies in force now."""
         known.account = account
-        told = await self._telling.progress(known, consumed, extend_to)
-        if told.expired and self._cannot_have_expired(known):  # the store lost it
-            known.consumed = max(known.consumed, consumed)
-            await self._telling.carry(known)
+        under_way = max(0, (extend_to or 0) - known.covered)
+        self._alone.asking(account.slot, under_way)
+        try:
             told = await self._telling.progress(known, consumed, extend_to)
+            if told.expired and self._cannot_have_expired(known):  # the store lost it
+                known.consumed = max(known.consumed, consumed)
+                await self._telling.carry(known)
+                told = await self._telling.progress(known, consumed, extend_to)
+        finally:
+            self._alone.asking(account.slot, -under_way)
         place.failures = 0
-        self._alone.extended(account, told.covered - known.covered)
-        if known.beyond:
-            known.beyond = False
-            self._mending.see_to(place)
+        self._alone.extended(account, max(0, told.covered - known.covered))
         known.consumed, known.covered = max(known.consumed, consumed), told.covered
         return told
 
@@ -268,7 +280,7 @@ class GuardedStore:
         try:
             await self._inner.renew(there)
         except StoreUnavailable:
-            self._failed(place)
+            self._mending.failed(place)
             return
         for _, lease in there:
             if (known := self._running.get(lease)) is not None and self._cannot_have_expired(known):
@@ -279,14 +291,10 @@ class GuardedStore:
             await self._places.ping(place)
             place.failures = 0
         except StoreUnavailable:
-            self._failed(place)
+            self._mending.failed(place)
 
     def _cannot_have_expired(self, known: Running) -> bool:
         return self._clock() - known.told < self._lease_seconds
-
-    def _failed(self, place: Place) -> None:
-        self._places.failed(place)
-        self._mending.see_to(place)
 
     # ---- here --------------------------------------------------------------------------------------------------------
 
@@ -345,38 +353,6 @@ class GuardedStore:
         """The slot was filled: what runs there is told to it anew."""
         await together(self._telling.carry(known) for known in self._running.of(account.slot))
         self._homes.note(account)
-        await self._look_at([account.slot])
-
-    async def _refresh(self, place: Place) -> None:
-        self._filling.forget_dry()
-        await self._look_at([slot for slot in self._alone.slots if self._places.of(slot) is place])
-
-    async def _look_at(self, slots: Iterable[str]) -> None:
-        """A share is spent once: only when the store was told all that was spent of it, and was seen again, is there another,
-        of what is left now."""
-        owing = self._owing()
-        told = [slot for slot in slots if slot not in owing]
-        seen = await together(self._sees(slot) for slot in told)
-        owing = self._owing()
-        fresh = {slot for slot, whole in zip(told, seen, strict=True) if whole and slot not in owing}
-        for slot in fresh:
-            await self._alone.forget(slot)
-        for known in self._running:
-            if known.account.slot in fresh:
-                known.local_base = None
-
-    def _owing(self) -> set[str]:
-        """The slots of which the store does not know all that this sidecar spends."""
-        return self._telling.slots() | {known.account.slot for known in self._running if known.beyond}
-
-    async def _sees(self, slot: str) -> bool:
-        """Whether the store could say what was used in a slot."""
-        views = [(account, await self._inner.peek(account)) for account in self._alone.spenders(slot)]
-        if self._places.of(slot).is_void(slot) or not all(view.seeded for _, view in views):
-            return False
-        for account, view in views:
-            self._alone.saw(account, view.windows)
-        return True
 
     # ---- and when this process ends before ---------------------------------------------------------------------------
 

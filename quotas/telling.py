@@ -70,21 +70,23 @@ class Telling:
 
     # ---- telling it ----------------------------------------------------------------------------------------------------
 
-    async def tell(self, place: Place, *, everything: bool) -> bool:
-        """Tells a server what it missed; `everything`: also looks after every lease that it may have lost or given up.
+    async def tell(self, place: Place, *, everything: bool, slot: str | None = None) -> bool:
+        """Tells a server what it missed, or what it missed of a slot; `everything`: also looks after every lease that it may
+        have lost or given up.
 
         False: there were slots that it could not be told of.
         """
-        async with place.telling:  # what is told twice at once is charged twice
-            return await self._tell(place, everything=everything)
 
-    async def _tell(self, place: Place, *, everything: bool) -> bool:
         def here(account: Account) -> bool:
-            return self._places.of(account.slot) is place
+            return self._places.of(account.slot) is place if slot is None else account.slot == slot
 
+        async with place.telling:  # what is told twice at once is charged twice
+            return await self._tell(here, everything=everything)
+
+    async def _tell(self, here: Callable[[Account], bool], *, everything: bool) -> bool:
         await together(self._settle_owed(owed) for owed in self._untold.settlements if here(owed.account))
-        leases = [known for known in self._running if here(known.account) and (everything or not known.at_inner)]
-        told = await together(_unless_dry(self.carry(known)) for known in leases)
+        untold = (known for known in self._running if everything or known.beyond or not known.at_inner)
+        told = await together(_unless_dry(self.carry(known)) for known in untold if here(known.account))
         spendings = [spent for spent in self._untold.spendings if here(spent.account)]
         told += await together(_unless_dry(self._book(spent)) for spent in spendings)
         return all(told)

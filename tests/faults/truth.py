@@ -33,8 +33,9 @@ class Truth:
         self._monitor.admitted(self._tick(), lease, "base" if primary else "overflow", expected, hold)
         self._look()
 
-    def used_so_far(self, lease: str, tokens: int) -> None:
-        self._monitor.progressed(self._tick(), lease, tokens)
+    def used_so_far(self, lease: str, tokens: int, covered: int | None = None) -> None:
+        """`covered`: what it may use in all from now on."""
+        self._monitor.progressed(self._tick(), lease, tokens, covered)
         self._look()
 
     def ended(self, lease: str, tokens: int) -> None:
